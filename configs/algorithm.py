@@ -1,0 +1,81 @@
+"""Configs of the policy objectives. ``objective`` selects the function in ``policies.objectives``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.errors import ConfigError
+from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+
+
+@component
+class AlgorithmBase:
+    """What every objective shares."""
+
+    ratio: Literal["token", "chunk"] = "token"
+    """Importance ratio per action token, or one per chunk (log-ratios summed over its tokens)."""
+    batch: PositiveInt = 512
+    """Decisions per optimizer step."""
+    micro_batch: PositiveInt = 512
+    """Decisions per forward and backward; gradients accumulate to ``batch``."""
+    epochs: PositiveInt = 1
+    """Passes over the leased samples of a turn."""
+    learning_rate: NaturalFloat = 1e-4
+    """AdamW, policy network."""
+    critic_learning_rate: NaturalFloat = 1e-3
+    """AdamW, critic network (its own trunk: value gradients never reach the policy)."""
+    critic_warm_up: NaturalInt = 10
+    """Turns at the start in which the critic learns alone."""
+    max_grad_norm: PositiveFloat = 0.5
+    """Global norm to which policy gradients are clipped."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """Discount per env step."""
+    gae_lambda: Fraction = 0.95
+    """GAE's lambda, per decision."""
+    recompute_values: bool = True
+    """Compute every value with the newest critic when the batch is trained."""
+    normalize_advantages: bool = True
+    """Zero mean and unit deviation over all decisions of a turn."""
+    entropy: NaturalFloat = 0.0
+    """Weight of the entropy bonus."""
+    kl_anchor: NaturalFloat = 0.2
+    """Weight of KL(policy || pretrained policy) per token; 0 turns the anchor off."""
+    value_loss: Literal["huber", "mse"] = "huber"
+    """Loss of the critic."""
+    value_clip: NaturalFloat = 0.0
+    """Clip range of the value around the recorded one; 0 turns it off."""
+
+    def __post_init__(self) -> None:
+        if self.batch % self.micro_batch:
+            raise ConfigError(
+                f"algorithm.batch={self.batch} does not divide by algorithm.micro_batch={self.micro_batch}",
+                where="algorithm",
+                remedy="choose a micro_batch that divides the batch",
+            )
+
+
+@component
+class GIPOConfig(AlgorithmBase):
+    """Gaussian importance sampling (design: L = -mean(exp(l - (l/sigma)^2 / 2) A))."""
+
+    objective: Literal["gipo"] = "gipo"
+    sigma: PositiveFloat = 0.5
+    """Width of the Gaussian weight in log-ratio units."""
+
+
+@component
+class PPOConfig(AlgorithmBase):
+    """Clipped surrogate with separate bounds and an optional dual clip."""
+
+    objective: Literal["ppo"] = "ppo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bounds the loss by dual_clip * |A| where A < 0; none turns it off."""
+
+
+AlgorithmConfig = Annotated[GIPOConfig | PPOConfig, Field(discriminator="objective")]

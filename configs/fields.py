@@ -1,0 +1,24 @@
+"""Annotated number types, so that a range is written once and checked when the configuration is read."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as _pydantic_dataclass
+from typing_extensions import dataclass_transform
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NaturalInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NaturalFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True)
+def component(cls: type[T]) -> type[T]:
+    """Make a typed config: keyword-only dataclass, unknown keys refused, no silent conversion between types."""
+    decorate = _pydantic_dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
+    return decorate(cls)  # type: ignore[no-any-return]

@@ -1,0 +1,53 @@
+"""Configs of the policies. ``kind`` selects the class in ``policies``."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.errors import ConfigError
+from configs.fields import PositiveInt, component
+
+
+@component
+class SmallVLAConfig:
+    """A small vision-language-action policy sized for a CPU: image, instruction and proprio tokens, action queries."""
+
+    kind: Literal["small_vla"] = "small_vla"
+    path: str | None = None
+    """Folder with pretrained weights (``model.safetensors`` and ``config.json``); none starts from random weights."""
+    chunk: PositiveInt = 4
+    """Actions per decision, K."""
+    replan: PositiveInt = 4
+    """How many of them are executed before the next decision."""
+    bins: Annotated[int, Field(ge=2, le=1024)] = 16
+    """Action tokens per dimension."""
+    width: PositiveInt = 96
+    """Width of a token."""
+    heads: PositiveInt = 4
+    """Attention heads."""
+    layers: PositiveInt = 2
+    """Decoder blocks, each a cross-attention from the action queries and a feed-forward."""
+    stem_channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 64])
+    """Channels of the convolutional stem; each stage halves the frame."""
+    keypoints: PositiveInt = 16
+    """Spatial-softmax keypoints, each one token."""
+
+    def __post_init__(self) -> None:
+        if self.replan > self.chunk:
+            raise ConfigError(
+                f"policy.replan={self.replan} is larger than policy.chunk={self.chunk}",
+                where="policy",
+                remedy=f"set policy.replan to at most {self.chunk}, or raise policy.chunk",
+            )
+        if self.width % self.heads:
+            raise ConfigError(
+                f"policy.width={self.width} does not divide by policy.heads={self.heads}",
+                where="policy",
+                remedy="choose a width that is a multiple of the heads",
+            )
+
+
+PolicyConfig = SmallVLAConfig

@@ -1,0 +1,161 @@
+"""The root configs: one per command."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.algorithm import AlgorithmConfig, GIPOConfig
+from configs.env import EnvConfig, TabletopConfig
+from configs.errors import ConfigError
+from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+from configs.policy import PolicyConfig, SmallVLAConfig
+from configs.system import (
+    BuffersConfig,
+    EvaluationConfig,
+    HostConfig,
+    InferenceConfig,
+    MixConfig,
+    RayHostConfig,
+    RolloutConfig,
+    RunConfig,
+    StalenessConfig,
+    SyncConfig,
+    TrackConfig,
+)
+from configs.world_model import ImaginationConfig, WorldModelConfig
+
+Mode = Literal["real", "imagined", "real+imagined"]
+
+
+@component
+class TrainConfig:
+    """``python -m platform.train``."""
+
+    mode: Mode
+    data: str | None = None
+    """Dataset folder whose episodes stand in ``B_real`` when the run starts (offline data, listed apart)."""
+    env: EnvConfig = field(default_factory=TabletopConfig)
+    policy: PolicyConfig = field(default_factory=SmallVLAConfig)
+    algorithm: AlgorithmConfig = field(default_factory=GIPOConfig)
+    world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
+    buffers: BuffersConfig = field(default_factory=BuffersConfig)
+    mix: MixConfig = field(default_factory=MixConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    host: HostConfig = field(default_factory=RayHostConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+    def __post_init__(self) -> None:
+        if self.world_model.frozen and self.mode != "imagined":
+            raise ConfigError(
+                f"world_model.frozen=true has no real environment, but the mode is {self.mode}",
+                where="world_model.frozen",
+                remedy="use the mode imagined, or drop world_model.frozen",
+            )
+        if self.world_model.frozen and self.data is None:
+            raise ConfigError(
+                "world_model.frozen=true needs real start states",
+                where="data",
+                remedy="give data=<folder> written by python -m platform.demos",
+            )
+
+
+@component
+class NoiseLevel:
+    """One kind of demonstrator."""
+
+    share: PositiveFloat
+    """Relative share of the episodes."""
+    action_noise: NaturalFloat
+    """Deviation of Gaussian noise on each action, in units of the action range's half."""
+    random_decisions: Fraction = 0.0
+    """Probability that a whole decision is random."""
+
+
+@component
+class DemosConfig:
+    """``python -m platform.demos``: episodes of the scripted expert, written as a dataset folder."""
+
+    out: str = "outputs/demos"
+    """Dataset folder; never overwritten."""
+    episodes: PositiveInt = 1000
+    """How many."""
+    seed: NaturalInt = 0
+    """First seed; held-out evaluation starts lie elsewhere (``evaluation.seed``)."""
+    envs: PositiveInt = 64
+    """Environment slots."""
+    noise: Annotated[list[NoiseLevel], Field(min_length=1)] = field(
+        default_factory=lambda: [
+            NoiseLevel(share=2.0, action_noise=0.1),
+            NoiseLevel(share=1.0, action_noise=0.4, random_decisions=0.1),
+            NoiseLevel(share=1.0, action_noise=0.5, random_decisions=0.5),
+        ]
+    )
+    """Mixture of demonstrators: models need failures and odd states as much as successes."""
+    env: EnvConfig = field(default_factory=TabletopConfig)
+    policy: PolicyConfig = field(default_factory=SmallVLAConfig)
+    """Only the action tokens (chunk, replan, bins) are used."""
+
+
+@component
+class PretrainBudget:
+    """How long one model is pretrained."""
+
+    updates: PositiveInt = 1000
+    """Most updates."""
+    batch: PositiveInt | None = None
+    """Samples per update; none uses the model's own."""
+    learning_rate: PositiveFloat | None = None
+    """Peak rate; none uses the model's own."""
+    validate_every: PositiveInt = 100
+    """Updates between two looks at the held-out loss."""
+    patience: PositiveInt = 5
+    """Looks without a better held-out loss before it stops early."""
+    wall_s: PositiveFloat | None = None
+    """Most seconds."""
+
+
+@component
+class PretrainConfig:
+    """``python -m platform.pretrain {policy,obs_model,reward_model,all}``."""
+
+    what: Literal["policy", "obs_model", "reward_model", "all"]
+    data: str
+    """Dataset folder."""
+    out: str = "outputs/pretrained"
+    """Folder for the models; a model in it is never overwritten."""
+    success_only: bool = True
+    """Clone only successful episodes (the models learn from all)."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of episodes kept for the quality report."""
+    parallel: bool = True
+    """``all``: one process per model, as far as there are cores."""
+    env: EnvConfig = field(default_factory=TabletopConfig)
+    policy: PolicyConfig = field(default_factory=SmallVLAConfig)
+    world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
+    policy_budget: PretrainBudget = field(
+        default_factory=lambda: PretrainBudget(updates=600, batch=128, learning_rate=1e-3)
+    )
+    obs_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=1500))
+    reward_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=600))
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@component
+class EvaluateConfig:
+    """``python -m platform.evaluate``: success in the real environment, with a Wilson interval."""
+
+    env: EnvConfig = field(default_factory=TabletopConfig)
+    policy: PolicyConfig = field(default_factory=SmallVLAConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    run: RunConfig = field(default_factory=RunConfig)

@@ -1,0 +1,172 @@
+"""Configs of the running system: buffers, roles, pacing, hosts, the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+
+
+@component
+class BufferConfig:
+    """One replay buffer."""
+
+    max_bytes: PositiveInt = 1_000_000_000
+    """Memory that the buffer may take."""
+    reuse_limit: PositiveInt = 2
+    """Times a sample may be committed by the policy learner."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of episodes that the models never train on."""
+
+
+@component
+class BuffersConfig:
+    """``B_real`` and ``B_img``."""
+
+    real: BufferConfig = field(default_factory=BufferConfig)
+    imagined: BufferConfig = field(default_factory=lambda: BufferConfig(reuse_limit=1, held_out=0.0))
+
+
+@component
+class MixConfig:
+    """What a turn of the policy learner is made of in ``real+imagined``."""
+
+    real_fraction: Fraction = 0.125
+    """Share of its decisions that come from ``B_real``."""
+
+
+@component
+class SyncConfig:
+    """How learning and publishing are paced."""
+
+    batches_per_update: PositiveInt = 1
+    """Batches gathered before the policy learner takes a turn."""
+    updates_per_publish: PositiveInt = 1
+    """Turns of the policy learner between two published versions, K."""
+
+
+@component
+class StalenessConfig:
+    """How far collectors may run ahead, and how old a decision may be when it trains."""
+
+    budget: NaturalFloat = 1.0
+    """Extra samples of one version that may be started, as a fraction; 0 is synchronous."""
+    bound: NaturalInt = 16
+    """Largest lag, in versions, at which a decision trains; older ones are masked."""
+
+
+@component
+class RolloutConfig:
+    """The rollout role."""
+
+    workers: PositiveInt = 1
+    """Rollout workers."""
+    envs: PositiveInt = 32
+    """Environment slots per worker."""
+
+
+@component
+class InferenceConfig:
+    """The inference service."""
+
+    max_batch: PositiveInt = 256
+    """A batch leaves when it holds this many observations."""
+    max_wait_ms: NaturalFloat = 5.0
+    """Or when its first request has waited this long."""
+
+
+@component
+class EvaluationConfig:
+    """Evaluation in the real environment, apart from training; its steps are not training data."""
+
+    trials: PositiveInt = 256
+    """Held-out starts for the table before and after."""
+    online_trials: PositiveInt = 128
+    """Held-out starts for the evaluations during a run."""
+    every: NaturalInt = 20
+    """Versions between two evaluations during a run; 0 turns them off."""
+    quality_every: NaturalInt = 20
+    """Versions between two measurements of the models' outcome agreement; 0 turns them off."""
+    envs: PositiveInt = 64
+    """Environment slots."""
+    seed: NaturalInt = 1_000_000
+    """First seed of the held-out starts."""
+
+
+@component
+class SerialHostConfig:
+    """All roles round robin in one process: deterministic, for debugging and tests."""
+
+    kind: Literal["serial"] = "serial"
+
+
+@component
+class RayHostConfig:
+    """One Ray actor per role."""
+
+    kind: Literal["ray"] = "ray"
+    address: str | None = None
+    """An existing cluster; none starts one on this machine."""
+    object_store_bytes: PositiveInt = 500_000_000
+    """Shared memory for a cluster started here."""
+    threads: PositiveInt = 1
+    """Torch threads per role; more only where a role has cores of its own."""
+
+
+HostConfig = Annotated[SerialHostConfig | RayHostConfig, Field(discriminator="kind")]
+
+
+@component
+class StopConfig:
+    """The run ends at whichever comes first."""
+
+    updates: NaturalInt = 200
+    """Turns of the policy learner."""
+    real_steps: NaturalInt | None = None
+    """Online real steps."""
+    wall_s: PositiveFloat | None = None
+    """Seconds."""
+    success: Fraction | None = None
+    """Greedy success of an evaluation during the run."""
+
+
+@component
+class RunConfig:
+    """The run: where it writes, what it repeats, when it ends."""
+
+    name: str = "run"
+    """Folder under ``outputs/``."""
+    dir: str | None = None
+    """Run directory; none makes ``outputs/<name>/<date>_<time>``. Never overwritten."""
+    resume: str | None = None
+    """Run directory to continue."""
+    seed: NaturalInt = 0
+    """Seeds every generator of the run."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where models live."""
+    precision: Literal["no", "bf16"] = "bf16"
+    """Mixed precision of the models (accelerate's names)."""
+    stop: StopConfig = field(default_factory=StopConfig)
+    log_every_s: PositiveFloat = 5.0
+    """Seconds between progress lines and metric rows."""
+    checkpoint_every: NaturalInt = 50
+    """Policy turns between checkpoints; 0 writes only the last."""
+    keep_checkpoints: PositiveInt = 2
+    """Older ones are deleted."""
+    stall_s: PositiveFloat = 120.0
+    """Seconds without progress in any loop after which the run ends with an error."""
+
+
+@component
+class TrackConfig:
+    """Trackers beside ``metrics.jsonl``."""
+
+    tensorboard: bool = False
+    """Write TensorBoard events into the run directory."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases."""
+    wandb_project: str = "reverie"
+    """Project name there."""

@@ -1,0 +1,217 @@
+"""Configs of the observation model, the reward model, imagination and its horizon."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.errors import ConfigError
+from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+
+
+@component
+class ObsModelConfig:
+    """M_obs: diffusion model of the next decision's frame and proprio, after DIAMOND (arXiv:2405.12399) and EDM."""
+
+    fold: Annotated[int, Field(ge=1, le=4)] = 2
+    """Pixels folded into channels along each axis before the U-Net."""
+    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [64, 64])
+    """U-Net channels per level."""
+    layers_per_block: PositiveInt = 1
+    """Residual layers per U-Net block."""
+    history: PositiveInt = 1
+    """Frames that condition the prediction, L."""
+    target: Literal["residual", "frame"] = "residual"
+    """What is diffused: the change from the last frame, or the frame itself."""
+    sigma_data: PositiveFloat = 0.25
+    """Deviation of the target that the preconditioner assumes (0.5 suits whole frames)."""
+    noise_mean: float = -0.4
+    """Mean of ln sigma in training."""
+    noise_std: PositiveFloat = 1.2
+    """Deviation of ln sigma in training."""
+    sigma_min: PositiveFloat = 2e-3
+    """Smallest noise level."""
+    sigma_max: PositiveFloat = 20.0
+    """Largest training noise level."""
+    offset_noise: NaturalFloat = 0.0
+    """Deviation of the noise shared by all pixels of a channel (DIAMOND: 0.3); 0 turns it off."""
+    sampling_steps: PositiveInt = 1
+    """Denoising steps of a predicted frame."""
+    sampling_sigma_max: PositiveFloat = 5.0
+    """Noise level that sampling starts from."""
+    unit_start: bool = True
+    """Start sampling from N(0, I), as DIAMOND does, instead of N(0, sigma_max^2 I)."""
+    conditioning_noise: NaturalFloat = 0.02
+    """Deviation of noise added to the conditioning frames in training."""
+    rollout_steps: PositiveInt = 5
+    """Longest chain of own predictions that a training window is conditioned on (multi-step training)."""
+    rollout_start: NaturalInt = 600
+    """Updates of one-step training before the chains begin."""
+    batch: PositiveInt = 48
+    """Windows per update."""
+    learning_rate: NaturalFloat = 4e-4
+    """AdamW in pretraining."""
+    online_learning_rate: NaturalFloat = 1e-4
+    """AdamW beside the policy."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Global norm to which gradients are clipped."""
+    ema_decay: Fraction = 0.995
+    """Decay of the averaged weights that imagine."""
+    every: PositiveInt = 4
+    """Policy updates between two turns of this learner."""
+    burst: PositiveInt = 1
+    """Updates per turn."""
+
+    def __post_init__(self) -> None:
+        if self.sigma_min >= self.sigma_max:
+            raise ConfigError(
+                f"obs_model.sigma_min={self.sigma_min} is not below sigma_max={self.sigma_max}",
+                where="world_model.obs_model",
+                remedy="lower sigma_min or raise sigma_max",
+            )
+
+
+@component
+class RewardModelConfig:
+    """M_reward: probability that the frame shows success, given the instruction."""
+
+    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 64])
+    """Channels of the convolutional stages; each halves the frame."""
+    width: PositiveInt = 64
+    """Width of the instruction embedding and the head."""
+    focal_gamma: NaturalFloat = 0.0
+    """Focal-loss exponent (arXiv:1708.02002); 0 is plain binary cross-entropy."""
+    balance: bool = True
+    """Draw successes and failures in equal shares."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """Success probability above which an imagined episode terminates."""
+    batch: PositiveInt = 128
+    """Frames per update."""
+    learning_rate: NaturalFloat = 1e-3
+    """AdamW in pretraining."""
+    online_learning_rate: NaturalFloat = 3e-4
+    """AdamW beside the policy."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Global norm to which gradients are clipped."""
+    ema_decay: Fraction = 0.99
+    """Decay of the averaged weights that judge."""
+    every: PositiveInt = 4
+    """Policy updates between two turns of this learner."""
+    burst: PositiveInt = 1
+    """Updates per turn."""
+
+
+@component
+class WorldModelConfig:
+    """Both models."""
+
+    path: str | None = None
+    """Folder written by ``platform.pretrain``, with ``obs_model/`` and ``reward_model/``."""
+    frozen: bool = False
+    """Neither model is trained and no real environment is stepped: imagination starts from ``data`` alone."""
+    obs_model: ObsModelConfig = field(default_factory=ObsModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+
+
+@component
+class FixedHorizonConfig:
+    """The same horizon throughout."""
+
+    kind: Literal["fixed"] = "fixed"
+    horizon: PositiveInt = 5
+    """Decisions per imagined segment."""
+
+
+@component
+class LinearHorizonConfig:
+    """From ``start`` to ``end`` in policy updates."""
+
+    kind: Literal["linear"] = "linear"
+    start: PositiveInt = 5
+    """First horizon, in decisions."""
+    end: PositiveInt = 50
+    """Last horizon, in decisions."""
+    updates: PositiveInt = 1000
+    """Policy updates from start to end."""
+
+    def __post_init__(self) -> None:
+        _check_order(self.start, self.end)
+
+
+@component
+class ValidatedHorizonConfig:
+    """From ``start`` to ``end`` as the validation loss of M_obs falls from its first value to ``target``."""
+
+    kind: Literal["validated"] = "validated"
+    start: PositiveInt = 5
+    """First horizon, in decisions."""
+    end: PositiveInt = 50
+    """Last horizon, in decisions."""
+    target: PositiveFloat = 0.5
+    """Validation loss, as a fraction of its first value, at which the horizon is ``end``."""
+    tolerance: PositiveFloat = 0.1
+    """Relative rise above the best loss beyond which the horizon shrinks again."""
+
+    def __post_init__(self) -> None:
+        _check_order(self.start, self.end)
+        if self.target >= 1:
+            raise ConfigError(
+                f"imagination.schedule.target={self.target} is not below 1",
+                where="imagination.schedule",
+                remedy="give the fraction of the first loss that counts as good, for example 0.5",
+            )
+
+
+def _check_order(start: int, end: int) -> None:
+    if start > end:
+        raise ConfigError(
+            f"imagination.schedule.start={start} is above end={end}",
+            where="imagination.schedule",
+            remedy="raise end or lower start",
+        )
+
+
+ScheduleConfig = Annotated[
+    FixedHorizonConfig | LinearHorizonConfig | ValidatedHorizonConfig, Field(discriminator="kind")
+]
+
+
+@component
+class GateConfig:
+    """Which horizons are believed: outcome agreement of the models on held-out real episodes, by horizon."""
+
+    enabled: bool = True
+    """Off: the schedule alone decides."""
+    min_agreement: Fraction = 0.85
+    """A horizon is used only where agreement, there and at every shorter one, is at least this."""
+    max_false_success: Fraction = 0.05
+    """A horizon is used only where the share of imagined successes that were real failures is at most this."""
+
+
+@component
+class GuardConfig:
+    """Notices when imagined success runs away from real success, and acts."""
+
+    enabled: bool = True
+    """Off: the gap is only reported."""
+    max_gap: Fraction = 0.15
+    """Imagined minus real success, from the same starts within the same horizon, smoothed over segments."""
+    patience: PositiveInt = 3
+    """Batches in a row beyond the gap before the guard acts."""
+
+
+@component
+class ImaginationConfig:
+    """The imagination role."""
+
+    worlds: PositiveInt = 128
+    """Imagined worlds stepped together."""
+    starts: Literal["uniform", "recent"] = "recent"
+    """How start states are drawn from ``B_real``."""
+    recent: PositiveInt = 512
+    """Episodes that count as recent."""
+    schedule: ScheduleConfig = field(default_factory=ValidatedHorizonConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)

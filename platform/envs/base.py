@@ -1,0 +1,100 @@
+"""The contract between environments, real or imagined, and the code that collects from them.
+
+A *decision environment* takes one action chunk per call in each of N slots. It never resets by itself, so the true
+final observation of an episode is always what ``step`` returned last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffers.records import Images
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an environment offers; decides whether a policy, a dataset and models fit it."""
+
+    name: str
+    cameras: dict[str, tuple[int, int]]
+    proprio_dim: int
+    action_dim: int
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    tasks: tuple[str, ...]
+    instructions: tuple[str, ...]
+    """Every instruction that can occur: the small policy's vocabulary is made of their words."""
+    max_episode_steps: int
+    """Env steps."""
+
+
+@dataclass
+class Observation:
+    """What the policy sees in n slots: exactly the same keys, dtypes and ranges in both worlds."""
+
+    images: Images
+    """camera: ``[n, H, W, 3]`` uint8"""
+    proprio: NDArray[np.float32]
+    """``[n, P]``"""
+    instructions: list[str]
+
+    def take(self, index: NDArray[np.int64]) -> Observation:
+        """Rows ``index``."""
+        return Observation(
+            {name: frames[index] for name, frames in self.images.items()},
+            self.proprio[index],
+            [self.instructions[i] for i in index],
+        )
+
+
+@dataclass
+class StepResult:
+    """Outcome of one chunk in n slots."""
+
+    observation: Observation
+    """After the chunk, or where the episode ended inside it."""
+    rewards: NDArray[np.float32]
+    """``[n, K]`` per env step; zero where not executed."""
+    valid: NDArray[np.bool_]
+    """``[n, K]``: the action was executed."""
+    terminated: NDArray[np.bool_]
+    """``[n]``"""
+    truncated: NDArray[np.bool_]
+    """``[n]``; never true together with ``terminated``."""
+    success: NDArray[np.bool_]
+    """``[n]``: success happened in this chunk."""
+
+
+class DecisionEnv(Protocol):
+    """N slots stepped by whole decisions."""
+
+    spec: EnvSpec
+    num_slots: int
+
+    def reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> Observation:
+        """Start an episode in each of ``slots``; the same seed gives the same start and task. Observation of those."""
+        ...
+
+    def step(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> StepResult:
+        """Execute ``actions`` ``[n, K, D]`` (env units) in ``slots``; rows of the answer follow ``slots``."""
+        ...
+
+    def tasks(self, slots: NDArray[np.int64]) -> list[str]:
+        """Task of the running episode in each slot."""
+        ...
+
+    def state(self) -> dict[str, Any] | None:
+        """Arrays and numbers that ``load`` continues from bit for bit; None where the environment cannot."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        ...
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+        ...

@@ -1,0 +1,35 @@
+"""What a role is. It does not know where it runs; a host calls it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+State = dict[str, Any]
+"""Nested dictionaries and lists of arrays, tensors, numbers, strings, booleans and None: what a checkpoint can hold
+without pickle."""
+
+
+class Role(Protocol):
+    """One loop of the running system."""
+
+    name: str
+
+    def step(self) -> bool:
+        """Do one unit of work (at most about a second); False when there was nothing to do."""
+        ...
+
+    def state(self) -> State:
+        """Everything that ``load`` needs to continue as if nothing had happened."""
+        ...
+
+    def load(self, state: State) -> None:
+        """Continue from ``state``."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What happened since the last call, by design's metric names."""
+        ...
+
+    def close(self) -> None:
+        """Free what the role holds."""
+        ...
