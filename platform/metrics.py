@@ -1,0 +1,177 @@
+"""Metrics: the jsonl file that every run has, optional trackers, busy clocks, the Wilson interval."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from configs.errors import ConfigError
+from configs.system import TrackConfig
+
+
+@dataclass(frozen=True)
+class SuccessRate:
+    """Successes out of trials with the Wilson 95 % interval (Wilson 1927)."""
+
+    rate: float
+    low: float
+    high: float
+    trials: int
+
+    @staticmethod
+    def of(successes: int, trials: int) -> SuccessRate:
+        """From counts; ``trials`` must be positive."""
+        assert 0 <= successes <= trials and trials > 0
+        z = 1.959963984540054
+        p, n = successes / trials, float(trials)
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return SuccessRate(p, max(0.0, centre - half), min(1.0, centre + half), trials)
+
+    def to_json(self) -> dict[str, float | int]:
+        """Keys of ``summary.json``."""
+        return {"rate": self.rate, "low": self.low, "high": self.high, "trials": self.trials}
+
+    def __str__(self) -> str:
+        return f"{100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+class BusyClock:
+    """Busy seconds of one loop. Idle is the rest of the wall time, so idle + busy = wall by construction."""
+
+    def __init__(self) -> None:
+        self._origin = time.monotonic()
+        self._busy = 0.0
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count the body as busy."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._busy += time.monotonic() - started
+
+    def take(self) -> tuple[float, float]:
+        """(busy, wall) seconds since the last call."""
+        now = time.monotonic()
+        busy, wall = self._busy, now - self._origin
+        self._busy, self._origin = 0.0, now
+        return min(busy, wall), wall
+
+
+def idle_ratio(busy_s: float, wall_s: float) -> float:
+    """Share of the wall time in which a loop did nothing, in [0, 1]."""
+    return 0.0 if wall_s <= 0 else min(1.0, max(0.0, 1.0 - busy_s / wall_s))
+
+
+class Averages:
+    """Means of named numbers between two reads."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: dict[str, float], prefix: str = "") -> None:
+        """Add one observation of each; non-finite numbers are left out, since JSON has none."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                key = prefix + name
+                self._sums[key] = self._sums.get(key, 0.0) + value
+                self._counts[key] = self._counts.get(key, 0) + 1
+
+    def take(self) -> dict[str, float]:
+        """Means since the last call."""
+        means = {name: total / self._counts[name] for name, total in self._sums.items()}
+        self._sums.clear()
+        self._counts.clear()
+        return means
+
+
+class Tracker(Protocol):
+    """Where rows of metrics go."""
+
+    def write(self, row: dict[str, Any], step: int) -> None:
+        """Record one row."""
+        ...
+
+    def close(self) -> None:
+        """Flush."""
+        ...
+
+
+class JsonlTracker:
+    """One JSON object per line; flushed at once, so a killed run keeps its history."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def write(self, row: dict[str, Any], step: int) -> None:
+        """Append the row."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """TensorBoard events; the step axis is the policy update."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, row: dict[str, Any], step: int) -> None:
+        """Write every number of the row."""
+        for name, value in row.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class WandbTracker:
+    """Weights & Biases; the run id is kept in the checkpoint so that a resumed run goes on in the same one."""
+
+    def __init__(self, config: TrackConfig, folder: Path, run_id: str) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=config.wandb_project, dir=str(folder), id=run_id, resume="allow", mode=config.wandb
+        )
+
+    def write(self, row: dict[str, Any], step: int) -> None:
+        """Log the row at the policy update."""
+        self._run.log({**row, "policy_update": step})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def make_trackers(config: TrackConfig, folder: Path, run_id: str) -> list[Tracker]:
+    """The trackers that the config asks for. Raises ConfigError when a package is missing."""
+    trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl")]
+    try:
+        if config.tensorboard:
+            trackers.append(TensorBoardTracker(folder / "tensorboard"))
+        if config.wandb != "off":
+            trackers.append(WandbTracker(config, folder, run_id))
+    except ImportError as error:
+        raise ConfigError(
+            f"a tracker needs a package that is not installed ({error.name})",
+            where="track",
+            remedy="pip install 'reverie[track]' or turn track.* off",
+        ) from error
+    return trackers

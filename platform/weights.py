@@ -1,0 +1,104 @@
+"""Published weights by version, and the board of small shared facts. Both are passive services; hosts place them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """One model's weights as of one version."""
+
+    name: str
+    version: int
+    arrays: Arrays
+
+
+class Weights(Protocol):
+    """What roles see of the weight store."""
+
+    def publish(self, name: str, version: int, arrays: Arrays) -> None:
+        """Make ``arrays`` the current weights of ``name``; never waits for a reader."""
+        ...
+
+    def fetch(self, name: str, newer_than: int) -> Published | None:
+        """The current weights, or None when they are not newer."""
+        ...
+
+
+class Board(Protocol):
+    """Small JSON values that loops leave for each other; last writer wins."""
+
+    def put(self, values: dict[str, Any]) -> None:
+        """Set keys."""
+        ...
+
+    def read(self) -> dict[str, Any]:
+        """All keys."""
+        ...
+
+
+class WeightStore:
+    """Holds the newest weights of each model and the board. Whole or not at all: a version is one object."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, Published] = {}
+        self._board: dict[str, Any] = {}
+
+    def publish(self, name: str, version: int, arrays: Arrays) -> None:
+        """Replace the weights of ``name``; versions must increase."""
+        held = self._current.get(name)
+        assert held is None or version > held.version, f"{name}: version {version} after {held and held.version}"
+        self._current[name] = Published(name, version, arrays)
+
+    def fetch(self, name: str, newer_than: int) -> Published | None:
+        """The newest weights of ``name`` if their version is above ``newer_than``."""
+        held = self._current.get(name)
+        return held if held is not None and held.version > newer_than else None
+
+    def put(self, values: dict[str, Any]) -> None:
+        """Set board keys."""
+        self._board.update(values)
+
+    def read(self) -> dict[str, Any]:
+        """A copy of the board."""
+        return dict(self._board)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, versions and board."""
+        weights = {p.name: {"version": p.version, "arrays": dict(p.arrays)} for p in self._current.values()}
+        return {"weights": weights, "board": dict(self._board)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._current = {
+            name: Published(name, held["version"], held["arrays"]) for name, held in state["weights"].items()
+        }
+        self._board = dict(state["board"])
+
+
+def module_arrays(module: torch.nn.Module) -> Arrays:
+    """A copy of the module's weights as arrays; bfloat16 is widened since numpy has none."""
+    import torch
+
+    def convert(tensor: torch.Tensor) -> NDArray[Any]:
+        tensor = tensor.detach().to("cpu", copy=True)
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+    return {name: convert(tensor) for name, tensor in module.state_dict().items()}
+
+
+def load_arrays(module: torch.nn.Module, arrays: Arrays) -> None:
+    """Put published arrays into the module: whole or not at all, since a wrong name or shape raises before any copy."""
+    import torch
+
+    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, strict=True)
