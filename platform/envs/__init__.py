@@ -1,0 +1,61 @@
+"""Real environments. ``make_env`` builds one from its config, ``env_spec`` tells what it offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.env import EnvConfig, GymnasiumConfig, TabletopConfig
+
+from .base import DecisionEnv, EnvSpec
+
+
+@dataclass(frozen=True)
+class _Kind:
+    make: Callable[..., DecisionEnv]
+    spec: Callable[..., EnvSpec]
+
+
+def _make_tabletop(config: TabletopConfig, num_slots: int, *, chunk: int, replan: int) -> DecisionEnv:
+    from .decision import TabletopDecisionEnv
+
+    return TabletopDecisionEnv(config, num_slots, chunk=chunk, replan=replan)
+
+
+def _tabletop_spec(config: TabletopConfig) -> EnvSpec:
+    from .decision import tabletop_spec
+
+    return tabletop_spec(config)
+
+
+def _make_gymnasium(config: GymnasiumConfig, num_slots: int, *, chunk: int, replan: int) -> DecisionEnv:
+    from .gymnasium_env import GymnasiumDecisionEnv
+
+    return GymnasiumDecisionEnv(config, num_slots, chunk=chunk, replan=replan)
+
+
+def _gymnasium_spec(config: GymnasiumConfig) -> EnvSpec:
+    from .gymnasium_env import gymnasium_spec
+
+    return gymnasium_spec(config)
+
+
+_KINDS: dict[type[Any], _Kind] = {
+    TabletopConfig: _Kind(_make_tabletop, _tabletop_spec),
+    GymnasiumConfig: _Kind(_make_gymnasium, _gymnasium_spec),
+}
+
+
+def make_env(config: EnvConfig, num_slots: int, *, chunk: int, replan: int) -> DecisionEnv:
+    """N slots that execute ``replan`` of ``chunk`` actions per decision.
+
+    Raises:
+        EnvError: the environment cannot be made, or does not fit the contract.
+    """
+    return _KINDS[type(config)].make(config, num_slots, chunk=chunk, replan=replan)
+
+
+def env_spec(config: EnvConfig) -> EnvSpec:
+    """What ``make_env(config, …)`` would offer; EnvError as there."""
+    return _KINDS[type(config)].spec(config)
