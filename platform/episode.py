@@ -1,0 +1,76 @@
+"""Decisions of one running episode, collected until it is a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffers.records import Record
+
+from .envs.base import Observation
+from .inference import Decisions
+
+
+@dataclass
+class EpisodeBuilder:
+    """One slot's episode so far: frames and proprio have one row more than the decisions."""
+
+    sample_id: int
+    seed: int
+    task: str
+    instruction: str
+    attempt: int = 0
+    frames: dict[str, list[NDArray[np.uint8]]] = field(default_factory=dict)
+    proprio: list[NDArray[np.float32]] = field(default_factory=list)
+    tokens: list[NDArray[np.int16]] = field(default_factory=list)
+    log_probs: list[NDArray[np.float32]] = field(default_factory=list)
+    valid: list[NDArray[np.bool_]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+
+    def see(self, observation: Observation, row: int) -> None:
+        """Append row ``row`` of an observation."""
+        for name, frames in observation.images.items():
+            self.frames.setdefault(name, []).append(frames[row])
+        self.proprio.append(observation.proprio[row])
+
+    def decide(self, decisions: Decisions, row: int, valid: NDArray[np.bool_], reward: float) -> None:
+        """Append what was decided, what of it was executed and what it earned."""
+        self.tokens.append(decisions.tokens[row])
+        self.log_probs.append(decisions.log_probs[row])
+        self.values.append(float(decisions.values[row]))
+        self.version.append(decisions.version)
+        self.valid.append(valid)
+        self.rewards.append(reward)
+
+    def finish(
+        self, *, terminated: bool, truncated: bool, success: bool, source: Literal["real", "demonstration"] = "real"
+    ) -> Record:
+        """The record of the whole episode."""
+        return Record(
+            images={name: np.stack(frames) for name, frames in self.frames.items()},
+            proprio=np.stack(self.proprio).astype(np.float32),
+            instruction=self.instruction,
+            tokens=np.stack(self.tokens).astype(np.int16),
+            log_probs=np.stack(self.log_probs).astype(np.float32),
+            valid=np.stack(self.valid),
+            rewards=np.array(self.rewards, np.float32),
+            values=np.array(self.values, np.float32),
+            version=np.array(self.version, np.int32),
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            task=self.task,
+            seed=self.seed,
+            attempt=self.attempt,
+            episode_id=self.sample_id,
+            source=source,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """As a tree."""
+        return {**vars(self), "frames": {name: list(frames) for name, frames in self.frames.items()}}

@@ -1,0 +1,65 @@
+"""Model folders: ``config.json`` (what the weights fit), ``model.safetensors``, ``card.json``, ``manifest.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.errors import CheckpointError
+
+from .context import Context, require_same
+from .storage import new_folder, verify_folder
+from .weights import Arrays
+
+# These shape neither the weights nor what they mean: a run may change them for a stored model.
+_FREE = {
+    "policy": frozenset({"path"}),
+    "obs_model": frozenset(
+        "noise_mean noise_std sigma_min sigma_max offset_noise sampling_steps sampling_sigma_max unit_start "
+        "conditioning_noise rollout_steps rollout_start batch learning_rate online_learning_rate max_grad_norm "
+        "ema_decay every burst".split()
+    ),
+    "reward_model": frozenset(
+        "focal_gamma balance threshold batch learning_rate online_learning_rate max_grad_norm ema_decay every "
+        "burst".split()
+    ),
+}
+
+
+def write_model(folder: Path, description: dict[str, Any], arrays: Arrays, card: dict[str, Any]) -> None:
+    """Write weights with what they fit and a card (data, updates, quality) into an open folder."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(description, indent=1))
+    (folder / "card.json").write_text(json.dumps(card, indent=1))
+    save_file(arrays, folder / "model.safetensors")
+
+
+def save_model(folder: Path, description: dict[str, Any], arrays: Arrays, card: dict[str, Any]) -> None:
+    """As ``write_model``, as a complete folder of its own."""
+    with new_folder(folder) as partial:
+        write_model(partial, description, arrays, card)
+
+
+def read_model(folder: Path, name: str, context: Context) -> Arrays:
+    """Weights of model ``name`` from ``folder``.
+
+    Raises CheckpointError when the folder is missing, torn, holds another kind of model, or weights for other shapes.
+    """
+    from safetensors.numpy import load_file
+
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"no {name} there", where=str(folder), remedy="give the folder that platform.pretrain wrote"
+        )
+    if (folder / "manifest.json").is_file():
+        verify_folder(folder)
+    stored = json.loads((folder / "config.json").read_text())
+    if stored.get("model") != name:
+        raise CheckpointError(
+            f"holds a {stored.get('model')}, not a {name}", where=str(folder), remedy="give the right folder"
+        )
+    require_same(context.describe(name), stored, folder, ignore=_FREE[name])
+    return dict(load_file(folder / "model.safetensors"))

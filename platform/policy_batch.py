@@ -1,0 +1,180 @@
+"""From leased records to a flat batch of decisions with advantages and returns.
+
+Shape letters: R records, T decisions (padded), N decisions in the flat batch, K actions, D action dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.algorithm import AlgorithmConfig
+
+from .context import Context
+from .envs.base import Observation
+from .staleness import lag_mask
+
+if TYPE_CHECKING:
+    import torch
+    from buffers.records import RecordBatch
+    from policies.base import ObservationTensors, Policy
+
+_VALUE_ROWS = 512
+
+
+@dataclass
+class DecisionBatch:
+    """N decisions, flat."""
+
+    observations: ObservationTensors
+    tokens: torch.Tensor
+    """``[N, K, D]`` int64"""
+    log_probs: torch.Tensor
+    """``[N, K, D]`` of the behaviour."""
+    valid: torch.Tensor
+    """``[N, K]``"""
+    advantages: torch.Tensor
+    """``[N]``"""
+    returns: torch.Tensor
+    """``[N]``"""
+    old_values: torch.Tensor
+    """``[N]`` of the behaviour."""
+    version: NDArray[np.int32]
+    """``[M]`` of all leased decisions, those beyond the bound too."""
+    present: NDArray[np.bool_]
+    """``[M]``"""
+    advantage_std: float = 0.0
+    return_mean: float = 0.0
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    def take(self, index: torch.Tensor) -> DecisionBatch:
+        """Rows ``index``."""
+        return DecisionBatch(
+            self.observations.take(index), self.tokens[index], self.log_probs[index], self.valid[index],
+            self.advantages[index], self.returns[index], self.old_values[index], self.version, self.present,
+        )  # fmt: skip
+
+
+def decision_batch(
+    context: Context,
+    batches: list[RecordBatch],
+    policy: Policy,
+    algorithm: AlgorithmConfig,
+    *,
+    version: int,
+    bound: int,
+    discount: float,
+) -> DecisionBatch:
+    """Values with the newest critic (or the recorded ones), GAE per record, one normalisation over all of them.
+
+    Decisions that lag more than ``bound`` versions are left out. Raises nothing of its own; a negative lag asserts.
+    """
+    import torch
+
+    parts = [_record_part(context, batch, policy, algorithm, version, bound, discount) for batch in batches]
+    joined = {key: torch.cat([part[key] for part in parts]) for key in _TENSORS}
+    raw = joined["advantages"]
+    spread = float(raw.std()) if len(raw) > 1 else 0.0
+    if algorithm.normalize_advantages:
+        joined["advantages"] = _normalized(raw)
+    observations = _join_observations([part["observations"] for part in parts])
+    return DecisionBatch(
+        observations=observations.to(context.torch_device),
+        **{key: value.to(context.torch_device) for key, value in joined.items()},
+        version=np.concatenate([batch.version.ravel() for batch in batches]),
+        present=np.concatenate([batch.decisions.ravel() for batch in batches]),
+        advantage_std=spread,
+        return_mean=float(joined["returns"].mean()),
+    )
+
+
+_TENSORS = ("tokens", "log_probs", "valid", "advantages", "returns", "old_values")
+
+
+def _record_part(
+    context: Context,
+    batch: RecordBatch,
+    policy: Policy,
+    algorithm: AlgorithmConfig,
+    version: int,
+    bound: int,
+    discount: float,
+) -> dict[str, Any]:
+    import torch
+
+    from policies.advantages import gae
+
+    values = _values(context, batch, policy, recompute=algorithm.recompute_values)
+    advantages, returns = gae(
+        torch.from_numpy(np.array(batch.rewards)), values, torch.from_numpy(np.array(batch.terminated)),
+        torch.from_numpy(np.array(batch.lengths)), discount, algorithm.gae_lambda,
+    )  # fmt: skip
+    kept = lag_mask(batch.version, batch.decisions, version, bound)
+    rows, columns = np.nonzero(kept)
+    observation = Observation(
+        {name: frames[rows, columns] for name, frames in batch.images.items()},
+        batch.proprio[rows, columns],
+        [batch.instructions[row] for row in rows],
+    )
+    mask = torch.from_numpy(kept)
+    return {
+        "observations": context.tensors(observation),
+        "tokens": torch.from_numpy(batch.tokens[kept].astype(np.int64)),
+        "log_probs": torch.from_numpy(np.array(batch.log_probs[kept])),
+        "valid": torch.from_numpy(np.array(batch.valid[kept])),
+        "advantages": advantages[mask],
+        "returns": returns[mask],
+        "old_values": torch.from_numpy(np.array(batch.values[kept])),
+    }
+
+
+def _values(context: Context, batch: RecordBatch, policy: Policy, *, recompute: bool) -> torch.Tensor:
+    """``[R, T+1]``; the bootstrap value is always the newest critic's, since nobody recorded one."""
+    import torch
+
+    steps = np.arange(batch.tokens.shape[1] + 1)[None, :] <= batch.lengths[:, None]
+    if not recompute:
+        steps &= np.arange(batch.tokens.shape[1] + 1)[None, :] == batch.lengths[:, None]
+    rows, columns = np.nonzero(steps)
+    values = torch.zeros(steps.shape)
+    if not recompute:
+        values[:, :-1] = torch.from_numpy(np.array(batch.values))
+    computed = []
+    for start in range(0, len(rows), _VALUE_ROWS):
+        piece = slice(start, start + _VALUE_ROWS)
+        observation = Observation(
+            {name: frames[rows[piece], columns[piece]] for name, frames in batch.images.items()},
+            batch.proprio[rows[piece], columns[piece]],
+            [batch.instructions[row] for row in rows[piece]],
+        )
+        with torch.inference_mode():
+            computed.append(policy.values(context.tensors(observation)).float().cpu())
+    values[torch.from_numpy(rows), torch.from_numpy(columns)] = torch.cat(computed).clone()
+    return values
+
+
+def _normalized(advantages: torch.Tensor) -> torch.Tensor:
+    """Over every learner rank."""
+    import torch
+
+    from policies.advantages import AdvantageStatistics, normalize
+
+    mask = torch.ones_like(advantages, dtype=torch.bool)
+    return normalize(advantages, mask, AdvantageStatistics.of(advantages, mask).all_reduced())
+
+
+def _join_observations(parts: list[ObservationTensors]) -> ObservationTensors:
+    import torch
+
+    from policies.base import ObservationTensors
+
+    return ObservationTensors(
+        {name: torch.cat([part.images[name] for part in parts]) for name in parts[0].images},
+        torch.cat([part.proprio for part in parts]),
+        torch.cat([part.instruction_ids for part in parts]),
+    )

@@ -1,0 +1,235 @@
+"""The policy learner: leases samples from both buffers, recomputes values, trains, publishes versions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.algorithm import AlgorithmConfig
+
+from .acceleration import OptimizerStep
+from .context import ANCHOR, POLICY, Context
+from .metrics import Averages
+from .policy_batch import DecisionBatch, decision_batch
+from .role import State
+from .services import Learning
+from .staleness import lag_statistics
+from .weights import Board, Weights, load_arrays, module_arrays
+
+if TYPE_CHECKING:
+    import torch
+    from buffers.memory import Lease
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How a turn is made up and how often versions appear."""
+
+    real_decisions: int
+    """Decisions from ``B_real`` per turn."""
+    imagined_decisions: int
+    """Decisions from ``B_img`` per turn."""
+    fallback_to_real: bool
+    """Train on real decisions alone while imagination is closed (by the gate or the guard)."""
+    turns_per_publish: int
+    bound: int
+    """Largest lag that trains."""
+    discount: float
+    """Per decision."""
+
+
+class PolicyLearner:
+    """One turn per ``step``: lease, values, advantages, one optimizer step per batch, commit, publish."""
+
+    def __init__(
+        self,
+        context: Context,
+        algorithm: AlgorithmConfig,
+        pacing: Pacing,
+        real: Learning,
+        imagined: Learning,
+        weights: Weights,
+        board: Board,
+    ) -> None:
+        self.name = "policy_learner"
+        self._context = context
+        self._algorithm = algorithm
+        self._pacing = pacing
+        self._buffers = {"real": real, "imagined": imagined}
+        self._weights = weights
+        self._board = board
+        self.policy = context.make_policy()
+        self._anchor = context.make_policy().eval()
+        first = weights.fetch(POLICY, -1)
+        anchor = weights.fetch(ANCHOR, -1)
+        assert first is not None and anchor is not None, "the runner publishes the first weights"
+        load_arrays(self.policy, first.arrays)
+        load_arrays(self._anchor, anchor.arrays)
+        self.version = first.version
+        self.turns = 0
+        self.updates = 0
+        self._actor = OptimizerStep(
+            self.policy.actor_parameters(),
+            learning_rate=algorithm.learning_rate,
+            max_grad_norm=algorithm.max_grad_norm,
+            device=context.device,
+        )
+        self._critic = OptimizerStep(
+            self.policy.critic_parameters(),
+            learning_rate=algorithm.critic_learning_rate,
+            max_grad_norm=10 * algorithm.max_grad_norm,
+            device=context.device,
+        )
+        self._shuffle = np.random.default_rng([context.seed, 7])
+        self._averages = Averages()
+
+    def step(self) -> bool:
+        """Take one turn if the buffers hold enough."""
+        leases = self._lease()
+        if leases is None:
+            return False
+        began = time.monotonic()
+        batch = decision_batch(
+            self._context, [lease.batch for lease in leases.values()], self.policy, self._algorithm,
+            version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
+        )  # fmt: skip
+        warming = self.turns < self._algorithm.critic_warm_up
+        for _ in range(self._algorithm.epochs):
+            self._epoch(batch, train_actor=not warming)
+        for name, lease in leases.items():
+            self._buffers[name].commit(lease.lease_id)
+        self.turns += 1
+        self._report(batch, leases, time.monotonic() - began)
+        self._publish()
+        return True
+
+    def _lease(self) -> dict[str, Lease] | None:
+        """Both shares or nothing."""
+        wanted = {"real": self._pacing.real_decisions, "imagined": self._pacing.imagined_decisions}
+        if self._pacing.fallback_to_real and not self._board.read().get("imagination/open", True):
+            wanted = {"real": sum(wanted.values()), "imagined": 0}
+        oldest = self.version - self._pacing.bound
+        leases: dict[str, Lease] = {}
+        for name, decisions in wanted.items():
+            if decisions == 0:
+                continue
+            lease = self._buffers[name].lease(decisions, min_version=oldest)
+            if lease is None:
+                for held, taken in leases.items():
+                    self._buffers[held].release(taken.lease_id)
+                return None
+            leases[name] = lease
+        return leases
+
+    def _epoch(self, batch: DecisionBatch, *, train_actor: bool) -> None:
+        order = self._shuffle.permutation(len(batch))
+        for rows in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
+            self._update(batch, rows, train_actor=train_actor)
+
+    def _update(self, batch: DecisionBatch, rows: NDArray[np.int64], *, train_actor: bool) -> None:
+        """One optimizer step of actor and critic; micro-batches weigh by what their means were taken over."""
+        import torch
+
+        from policies.objectives import policy_loss, value_loss
+
+        parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
+        valid_rows = batch.valid.sum(dim=1)
+        for part in parts:
+            index = torch.from_numpy(part).to(self._context.torch_device)
+            piece = batch.take(index)
+            if train_actor:
+                anchor_logits = self._anchor_logits(piece)
+                result = policy_loss(
+                    self._algorithm, self.policy(piece.observations).logits, piece.tokens, piece.log_probs,
+                    piece.advantages, piece.valid, anchor_logits,
+                )  # fmt: skip
+                share = float(piece.valid.sum()) / max(1.0, float(valid_rows[torch.from_numpy(rows)].sum()))
+                self._actor.backward(result.loss * share)
+                self._note(result.statistics)
+            critic = value_loss(
+                self._algorithm, self.policy.values(piece.observations), piece.returns, piece.old_values,
+                piece.valid.any(dim=1),
+            )  # fmt: skip
+            self._critic.backward(critic.loss * (len(part) / len(rows)))
+            self._note(critic.statistics)
+        self._apply(train_actor)
+
+    def _apply(self, train_actor: bool) -> None:
+        if train_actor:
+            norm = self._actor.apply()
+            self._averages.add({} if norm is None else {"policy/grad_norm": norm})
+        self._critic.apply()
+        self.updates += 1
+
+    def _anchor_logits(self, piece: DecisionBatch) -> torch.Tensor | None:
+        import torch
+
+        if self._algorithm.kl_anchor == 0:
+            return None
+        with torch.no_grad():
+            logits: torch.Tensor = self._anchor(piece.observations).logits
+        return logits
+
+    def _note(self, statistics: dict[str, Any]) -> None:
+        self._averages.add({name: float(value) for name, value in statistics.items()}, prefix="policy/")
+
+    def _report(self, batch: DecisionBatch, leases: dict[str, Lease], seconds: float) -> None:
+        lag = lag_statistics(batch.version, batch.present, self.version, self._pacing.bound)
+        self._averages.add(
+            {
+                "time/learner/turn_s": seconds,
+                "policy/average_version": float(batch.version[batch.present].mean()),
+                "policy/current_version": float(self.version),
+                "policy/advantage_std": batch.advantage_std,
+                "staleness/lag_mean": lag.mean,
+                "staleness/lag_p95": lag.p95,
+                "staleness/lag_max": float(lag.maximum),
+                "staleness/dropped": float(lag.over_bound),
+                "staleness/stale_samples_processed": float((batch.version[batch.present] < self.version).sum()),
+                "policy/batch_decisions": float(len(batch)),
+                "policy/batch_return": batch.return_mean,
+                "policy/skipped_updates": float(self._actor.skipped + self._critic.skipped),
+                "policy/real_share": leases["real"].decisions / len(batch) if "real" in leases else 0.0,
+            }
+        )
+        self._board.put({"policy/turns": self.turns, "policy/updates": self.updates, "staleness/lag_max": lag.maximum})
+
+    def _publish(self) -> None:
+        if self.turns % self._pacing.turns_per_publish == 0:
+            self.version += 1
+            self._weights.publish(POLICY, self.version, module_arrays(self.policy))
+            self._board.put({"policy/version": self.version})
+
+    def state(self) -> State:
+        """Weights, optimizers, counters, the shuffle's generator."""
+        return {
+            "policy": module_arrays(self.policy),
+            "actor": self._actor.state(),
+            "critic": self._critic.state(),
+            "version": self.version,
+            "turns": self.turns,
+            "updates": self.updates,
+            "shuffle": self._shuffle.bit_generator.state,
+        }
+
+    def load(self, state: State) -> None:
+        """Continue from ``state``."""
+        load_arrays(self.policy, state["policy"])
+        anchor = self._weights.fetch(ANCHOR, -1)
+        assert anchor is not None
+        load_arrays(self._anchor, anchor.arrays)
+        self._actor.load(state["actor"])
+        self._critic.load(state["critic"])
+        self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]
+        self._shuffle.bit_generator.state = state["shuffle"]
+
+    def metrics(self) -> dict[str, float]:
+        """Losses, lags, times."""
+        return self._averages.take()
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,196 @@
+"""The rollout role: steps real environments with the inference service's decisions and fills ``B_real``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .context import Context
+from .episode import EpisodeBuilder
+from .inference import Decisions, InferenceClient
+from .metrics import Averages
+from .role import State
+from .services import Collecting
+from .weights import Board
+
+if TYPE_CHECKING:
+    from .envs.base import DecisionEnv, Observation, StepResult
+
+# Training episodes draw their seeds far above those of demonstrations (0…) and held-out evaluation (1,000,000…).
+FIRST_TRAINING_SEED = 10_000_000
+
+
+class Rollout:
+    """One worker with ``num_slots`` environment slots. Each ``step`` either asks for decisions or executes them.
+
+    ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N); ``budget`` the
+    staleness budget; ``max_steps`` the real steps after which no episode is started.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        env: DecisionEnv,
+        buffer: Collecting,
+        inference: InferenceClient,
+        board: Board,
+        *,
+        index: int,
+        needed: int,
+        budget: float,
+        gamma: float,
+        max_steps: int | None,
+    ) -> None:
+        self.name = f"rollout_{index}"
+        self._context = context
+        self._env = env
+        self._buffer = buffer
+        self._inference = inference
+        self._board = board
+        self._needed = needed
+        self._budget = budget
+        self._gamma = gamma
+        self._max_steps = max_steps
+        self._episodes: dict[int, EpisodeBuilder] = {}
+        self._observation: Observation | None = None
+        self._slots: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._ticket: object | None = None
+        self.real_steps = 0
+        self._averages = Averages()
+        self._outcomes: list[tuple[bool, float, int]] = []
+        self._waiting_since = 0.0
+
+    def step(self) -> bool:
+        """Execute decisions that have arrived, or start episodes and ask for the next decisions."""
+        if self._ticket is not None:
+            decisions = self._inference.poll(self._ticket)
+            if decisions is None:
+                return False
+            self._ticket = None
+            self._averages.add({"time/rollout/waited_s": time.monotonic() - self._waiting_since})
+            self._execute(decisions)
+            return True
+        started = self._start_episodes()
+        if not self._episodes:
+            return started
+        observation = self._observation
+        assert observation is not None
+        self._ticket = self._inference.submit(observation)
+        self._waiting_since = time.monotonic()
+        return True
+
+    def _start_episodes(self) -> bool:
+        idle = [slot for slot in range(self._env.num_slots) if slot not in self._episodes]
+        if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):
+            return False
+        samples = self._buffer.admit(len(idle), needed=self._needed, budget=self._budget)
+        if not samples:
+            return False
+        slots = np.array(idle[: len(samples)], np.int64)
+        seeds = np.array([self._episode_seed(s.sample_id) for s in samples], np.int64)
+        began = time.monotonic()
+        first = self._env.reset(slots, seeds)
+        self._averages.add({"time/env/reset_s": time.monotonic() - began})
+        for row, (slot, sample, task) in enumerate(zip(slots, samples, self._env.tasks(slots), strict=True)):
+            builder = EpisodeBuilder(
+                sample.sample_id, int(seeds[row]), task, first.instructions[row], attempt=sample.attempt
+            )
+            builder.see(first, row)
+            self._episodes[int(slot)] = builder
+        self._join(slots, first)
+        return True
+
+    def _episode_seed(self, sample_id: int) -> int:
+        return FIRST_TRAINING_SEED * (1 + self._context.seed) + sample_id
+
+    def _join(self, slots: NDArray[np.int64], first: Observation) -> None:
+        from .inference import concatenate
+
+        running = self._slots.size > 0 and self._observation is not None
+        self._observation = concatenate([self._observation, first]) if running and self._observation else first
+        self._slots = np.concatenate([self._slots, slots]) if running else slots
+
+    def _execute(self, decisions: Decisions) -> None:
+        actions = self._context.tokenizer.decode(decisions.tokens)
+        began = time.monotonic()
+        result = self._env.step(self._slots, actions)
+        self._averages.add({"time/env/step_s": time.monotonic() - began})
+        self.real_steps += int(result.valid.sum())
+        rewards = chunk_rewards(result.rewards, result.valid, self._gamma)
+        for row, slot in enumerate(self._slots):
+            builder = self._episodes[int(slot)]
+            builder.decide(decisions, row, result.valid[row], float(rewards[row]))
+            builder.see(result.observation, row)
+        self._finish(result)
+
+    def _finish(self, result: StepResult) -> None:
+        ended = result.terminated | result.truncated
+        for row in np.flatnonzero(ended):
+            builder = self._episodes.pop(int(self._slots[row]))
+            record = builder.finish(
+                terminated=bool(result.terminated[row]),
+                truncated=bool(result.truncated[row]),
+                success=bool(result.success[row]),
+            )
+            self._buffer.append(record, sample_id=builder.sample_id)
+            self._outcomes.append((record.success, float(record.rewards.sum()), record.env_steps))
+        going = np.flatnonzero(~ended)
+        self._slots = self._slots[going]
+        self._observation = result.observation.take(going)
+        self._board.put({f"real_steps/{self.name}": self.real_steps})
+
+    def state(self) -> State:
+        """Episodes under way and the environment, when it can say; else they are started again (attempt + 1)."""
+        env_state = self._env.state()
+        shared: State = {"real_steps": self.real_steps, "ticket": self._ticket}
+        if env_state is None or self._observation is None:
+            return {**shared, "env": None, "running": [b.sample_id for b in self._episodes.values()]}
+        return {
+            **shared,
+            "env": env_state,
+            "slots": self._slots,
+            "episodes": {str(slot): builder.state() for slot, builder in self._episodes.items()},
+            "images": dict(self._observation.images),
+            "proprio": self._observation.proprio,
+            "instructions": list(self._observation.instructions),
+        }
+
+    def load(self, state: State) -> None:
+        """Continue from ``state``."""
+        from .envs.base import Observation
+
+        self.real_steps = state["real_steps"]
+        if state["env"] is None:
+            self._buffer.reissue(state["running"])
+            return
+        self._env.load(state["env"])
+        self._slots = state["slots"]
+        self._episodes = {int(slot): EpisodeBuilder(**fields) for slot, fields in state["episodes"].items()}
+        self._observation = Observation(state["images"], state["proprio"], state["instructions"])
+        self._ticket = state["ticket"]
+
+    def metrics(self) -> dict[str, float]:
+        """Times, and the outcomes of the episodes that ended."""
+        row = self._averages.take()
+        if self._outcomes:
+            success, returns, lengths = zip(*self._outcomes, strict=True)
+            row["env/success_once"] = float(np.mean(success))
+            row["env/return"] = float(np.mean(returns))
+            row["env/length"] = float(np.mean(lengths))
+            row["env/episodes"] = float(len(success))
+            self._outcomes.clear()
+        return row
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+
+def chunk_rewards(rewards: NDArray[np.float32], valid: NDArray[np.bool_], gamma: float) -> NDArray[np.float32]:
+    """Rewards of a chunk's env steps ``[n, K]`` summed with the env-step discount: ``[n]``."""
+    discounts = gamma ** np.arange(rewards.shape[1])
+    total: NDArray[np.float32] = (rewards * valid * discounts).sum(axis=1).astype(np.float32)
+    return total

@@ -1,0 +1,70 @@
+"""What roles see of the buffers: narrow protocols, so that a role works on an object or on an actor's proxy."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from buffers.memory import Admitted, Lease, OutcomeBatch, StartBatch, WindowBatch
+from buffers.records import Record
+
+
+class Collecting(Protocol):
+    """A collector's side of a buffer."""
+
+    def admit(self, wanted: int, *, needed: int, budget: float) -> list[Admitted]:
+        """Start at most ``wanted`` samples, as far as admission allows (design §5)."""
+        ...
+
+    def append(self, record: Record, sample_id: int | None = None) -> int:
+        """Store a finished sample."""
+        ...
+
+    def extend(self, records: list[Record]) -> list[int]:
+        """Store samples that were not admitted one by one (imagined segments)."""
+        ...
+
+    def reissue(self, sample_ids: list[int]) -> None:
+        """Give running samples back, to be started again with attempt + 1."""
+        ...
+
+    def room(self, *, needed: int, budget: float) -> int:
+        """Samples that admission would allow now."""
+        ...
+
+
+class Learning(Protocol):
+    """A policy learner's side."""
+
+    def lease(self, decisions: int, *, min_version: int | None = None) -> Lease | None:
+        """Samples with at least that many decisions, or None while there are too few."""
+        ...
+
+    def commit(self, lease_id: int) -> None:
+        """The leased samples were trained on."""
+        ...
+
+    def release(self, lease_id: int) -> None:
+        """They were not."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and bytes."""
+        ...
+
+
+class Modelling(Protocol):
+    """The world models' side of ``B_real``."""
+
+    def windows(self, batch: int, history: int, steps: int, *, split: str = "train") -> WindowBatch:
+        """Windows of consecutive decisions."""
+        ...
+
+    def starts(
+        self, batch: int, history: int, *, recent: int | None, horizon: int, split: str = "train"
+    ) -> StartBatch:
+        """Start states with what really followed."""
+        ...
+
+    def outcomes(self, batch: int, *, split: str, balance: bool) -> OutcomeBatch:
+        """Frames labelled by success."""
+        ...
