@@ -1,0 +1,1 @@
+"""VLA networks, action tokens, objectives and advantages."""

@@ -1,0 +1,184 @@
+"""What every policy is; ``policies.registry`` makes one.
+
+Shape letters: B observations, K actions per chunk, D action dimensions, P proprio numbers, L instruction words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from configs.errors import DataError
+from policies.instructions import InstructionVocabulary
+from policies.tokens import ActionTokenizer
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What a policy reads and answers; kept beside its weights."""
+
+    cameras: dict[str, tuple[int, int]]
+    """Camera name to (height, width)."""
+    proprio_dim: int
+    chunk: int
+    """Actions per decision, K."""
+    replan: int
+    """How many of them are executed."""
+    action_dim: int
+    bins: int
+    """Action tokens per dimension."""
+    action_low: tuple[float, ...]
+    """Env units, per dimension."""
+    action_high: tuple[float, ...]
+    instructions: tuple[str, ...]
+    """Their words are the vocabulary."""
+
+    def tokenizer(self) -> ActionTokenizer:
+        """Between actions in env units and tokens."""
+        return ActionTokenizer(self.action_low, self.action_high, self.bins)
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON types; ``from_json`` is the inverse."""
+        fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        fields["cameras"] = {name: list(size) for name, size in self.cameras.items()}
+        return fields
+
+    @staticmethod
+    def from_json(data: dict[str, object]) -> PolicySpec:
+        """Read what ``to_json`` wrote."""
+        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}
+        fields["cameras"] = {name: (int(h), int(w)) for name, (h, w) in fields["cameras"].items()}
+        return PolicySpec(**fields)
+
+    def require(self, other: PolicySpec, *, where: str, remedy: str) -> None:
+        """Raise DataError naming the first field in which ``other`` differs.
+
+        ``other`` may know fewer instructions, as long as their words are in this vocabulary.
+        """
+        ours, theirs = self.to_json(), other.to_json()
+        for key, value in ours.items():
+            if key != "instructions" and theirs[key] != value:
+                raise DataError(f"{key} is {theirs[key]}, the policy has {value}", where=where, remedy=remedy)
+        InstructionVocabulary(self.instructions).encode(other.instructions)
+
+
+@dataclass
+class ObservationTensors:
+    """A batch of observations on one device."""
+
+    images: dict[str, UInt8[Tensor, "B H W 3"]]
+    proprio: Float[Tensor, "B P"]
+    instruction_ids: Int64[Tensor, "B L"]
+
+    def __len__(self) -> int:
+        """B."""
+        return int(self.proprio.shape[0])
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ObservationTensors:
+        """The same on ``device``."""
+        return ObservationTensors(
+            {name: x.to(device, non_blocking=non_blocking) for name, x in self.images.items()},
+            self.proprio.to(device, non_blocking=non_blocking),
+            self.instruction_ids.to(device, non_blocking=non_blocking),
+        )
+
+    def take(self, index: Tensor | slice) -> ObservationTensors:
+        """Rows ``index``: int64 positions, a boolean mask or a slice."""
+        return ObservationTensors(
+            {name: x[index] for name, x in self.images.items()},
+            self.proprio[index],
+            self.instruction_ids[index],
+        )
+
+
+def observation_tensors(
+    images: dict[str, NDArray[np.uint8]],
+    proprio: NDArray[np.float32],
+    instructions: Sequence[str],
+    vocabulary: InstructionVocabulary,
+) -> ObservationTensors:
+    """Tensors on the CPU from images ``{camera: [B, H, W, 3]}``, proprio ``[B, P]`` and B instructions.
+
+    Contiguous arrays are shared, not copied. Raises DataError for a word outside the vocabulary.
+    """
+    assert len(proprio) == len(instructions), f"{len(proprio)} observations, {len(instructions)} instructions"
+    return ObservationTensors(
+        {name: torch.from_numpy(np.ascontiguousarray(frames)) for name, frames in images.items()},
+        torch.from_numpy(np.ascontiguousarray(proprio, dtype=np.float32)),
+        torch.from_numpy(vocabulary.encode(instructions)),
+    )
+
+
+@dataclass
+class PolicyOutput:
+    """What the actor answers."""
+
+    logits: Float[Tensor, "B K D bins"]
+    """Always float32: log-probabilities in half precision are too coarse for ratios."""
+
+
+class Policy(Protocol):
+    """An actor and a critic that share no parameters. Every implementation is also a ``torch.nn.Module``."""
+
+    spec: PolicySpec
+    vocabulary: InstructionVocabulary
+
+    def forward(self, obs: ObservationTensors) -> PolicyOutput:
+        """The actor alone."""
+        ...
+
+    def act(
+        self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "B K D"], Float[Tensor, "B K D"]]:
+        """Tokens and their log-probabilities, without gradient."""
+        ...
+
+    def log_probs(
+        self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"]
+    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K D"]]:
+        """Log-probabilities of ``tokens`` and the entropies of their distributions."""
+        ...
+
+    def values(self, obs: ObservationTensors) -> Float[Tensor, " B"]:
+        """The critic."""
+        ...
+
+    def actor_parameters(self) -> Iterator[nn.Parameter]:
+        """What the policy loss trains."""
+        ...
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """What the value loss trains."""
+        ...
+
+
+def token_log_probs(
+    logits: Float[Tensor, "*N bins"], tokens: Int64[Tensor, "*N"]
+) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
+    """Log-probabilities of ``tokens`` and the entropies, in float32."""
+    log_p = logits.float().log_softmax(dim=-1)
+    return log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def choose_tokens(
+    logits: Float[Tensor, "*N bins"], *, greedy: bool, generator: torch.Generator | None = None
+) -> tuple[Int64[Tensor, "*N"], Float[Tensor, "*N"]]:
+    """The most probable tokens, or a sample by the Gumbel trick, with their log-probabilities (float32).
+
+    The noise is drawn where ``generator`` lives, so one seed gives the same noise on every device.
+    """
+    log_p = logits.float().log_softmax(dim=-1)
+    if greedy:
+        tokens = log_p.argmax(dim=-1)
+    else:
+        device = generator.device if generator is not None else log_p.device
+        waiting = torch.empty(log_p.shape, device=device).exponential_(generator=generator)
+        tokens = (log_p - waiting.log().to(log_p.device)).argmax(dim=-1)
+    return tokens, log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
