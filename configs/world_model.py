@@ -21,6 +21,8 @@ class ObsModelConfig:
     """U-Net channels per level."""
     layers_per_block: PositiveInt = 1
     """Residual layers per U-Net block."""
+    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    """Arithmetic of the U-Net (weights stay float32); bfloat16 wants a GPU, or a CPU with AVX512-BF16 or AMX."""
     history: PositiveInt = 1
     """Frames that condition the prediction, L."""
     target: Literal["residual", "frame"] = "residual"
@@ -77,8 +79,12 @@ class ObsModelConfig:
 class RewardModelConfig:
     """M_reward: probability that the frame shows success, given the instruction."""
 
-    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 64])
-    """Channels of the convolutional stages; each halves the frame."""
+    fold: Annotated[int, Field(ge=1, le=8)] = 2
+    """Pixels folded into channels along each axis before the first stage; all stages keep that resolution."""
+    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 64, 64])
+    """Channels of the convolutional stages."""
+    noise: NaturalFloat = 1.0
+    """Deviation of noise added to the frames in training, in grey levels: imagined frames are never as clean."""
     width: PositiveInt = 64
     """Width of the instruction embedding and the head."""
     focal_gamma: NaturalFloat = 0.0

@@ -1,0 +1,135 @@
+"""The network F of M_obs: a U-Net that sees the noisy target, past frames, actions, proprio and instruction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from configs.world_model import ObsModelConfig
+from world_models.base import ModelSpec, coordinate_maps
+
+NOISE_FEATURES = 16
+"""Fourier features of c_noise; it moves between -1.6 and 0.8, so a few smooth waves tell all levels apart."""
+
+
+class Conditioner(nn.Module):
+    """What the U-Net is told beside pixels: an embedding for its group norms and maps beside its input channels."""
+
+    def __init__(self, spec: ModelSpec, width: int, size: tuple[int, int]) -> None:
+        super().__init__()
+        actions = spec.replan * spec.action_dim
+        self.num_maps = actions + 2 * spec.proprio_dim + 2
+        self.words = nn.Embedding(spec.num_words, width, padding_idx=0)
+        self.register_buffer("frequencies", torch.linspace(0.25, 4.0, NOISE_FEATURES // 2), persistent=False)
+        self.register_buffer("coordinates", coordinate_maps(*size), persistent=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(actions + 2 * spec.proprio_dim + NOISE_FEATURES, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+        )
+
+    def vector(
+        self,
+        proprio: Float[Tensor, "B P"],
+        next_proprio: Float[Tensor, "B P"],
+        actions: Float[Tensor, "B R D"],
+    ) -> Float[Tensor, "B N"]:
+        """Everything but noise and words, concatenated."""
+        return torch.cat([actions.flatten(1), proprio, next_proprio], dim=1)
+
+    def maps(self, vector: Float[Tensor, "B N"]) -> Float[Tensor, "B M h w"]:
+        """The vector at every cell, with the cell's coordinates: where the arm is becomes a local question."""
+        coordinates: Tensor = self.get_buffer("coordinates")
+        height, width = coordinates.shape[-2:]
+        rows = vector.shape[0]
+        broadcast = vector[:, :, None, None].expand(-1, -1, height, width)
+        return torch.cat([broadcast, coordinates.expand(rows, -1, -1, -1)], dim=1)
+
+    def embedding(
+        self, vector: Float[Tensor, "B N"], c_noise: Float[Tensor, " B"], instruction: Int[Tensor, "B W"]
+    ) -> Float[Tensor, "B E"]:
+        """Embedding for the adaptive group norms."""
+        waves = 2 * math.pi * c_noise[:, None] * self.get_buffer("frequencies")[None]
+        features = torch.cat([vector, waves.cos(), waves.sin()], dim=1)
+        return self.mlp(features) + mean_of_words(self.words, instruction)  # type: ignore[no-any-return]
+
+
+class ProprioHead(nn.Module):
+    """Next proprio from proprio and actions; zero change at initialisation."""
+
+    def __init__(self, spec: ModelSpec, width: int) -> None:
+        super().__init__()
+        last = nn.Linear(width, spec.proprio_dim)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        inputs = spec.proprio_dim + spec.replan * spec.action_dim
+        self.net = nn.Sequential(
+            nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), last
+        )
+
+    def forward(self, proprio: Float[Tensor, "B P"], actions: Float[Tensor, "B R D"]) -> Float[Tensor, "B P"]:
+        """Next proprio, same units as ``proprio``."""
+        return proprio + self.net(torch.cat([proprio, actions.flatten(1)], dim=1))  # type: ignore[no-any-return]
+
+
+def mean_of_words(embedding: nn.Embedding, instruction: Int[Tensor, "B W"]) -> Float[Tensor, "B E"]:
+    """Mean embedding of the words that are not padding (zero for an empty instruction)."""
+    count = (instruction != 0).sum(1, keepdim=True).clamp(min=1)
+    return embedding(instruction).sum(1) / count  # type: ignore[no-any-return]
+
+
+def make_unet(config: ObsModelConfig, *, in_channels: int, out_channels: int) -> nn.Module:
+    """U-Net of diffusers without attention, conditioned through ``class_labels`` only, its last convolution zeroed."""
+    from diffusers import UNet2DModel
+
+    levels = len(config.channels)
+    unet: Any = UNet2DModel(  # type: ignore[no-untyped-call]
+        in_channels=in_channels,
+        out_channels=out_channels,
+        down_block_types=("DownBlock2D",) * levels,
+        up_block_types=("UpBlock2D",) * levels,
+        block_out_channels=tuple(config.channels),
+        layers_per_block=config.layers_per_block,
+        norm_num_groups=math.gcd(8, *config.channels),
+        resnet_time_scale_shift="scale_shift",
+        class_embed_type="identity",
+        add_attention=False,
+    )
+    nn.init.zeros_(unet.conv_out.weight)
+    nn.init.zeros_(unet.conv_out.bias)
+    return unet.to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+
+
+class Denoiser(nn.Module):
+    """F: the noisy target with its conditions to the network output, all in folded pixel space."""
+
+    def __init__(self, spec: ModelSpec, config: ObsModelConfig) -> None:
+        super().__init__()
+        multiple = 2 ** (len(config.channels) - 1)
+        size = spec.folded_size(config.fold, multiple=multiple, where="world_model.obs_model")
+        self.channels = len(spec.cameras) * 3 * config.fold**2
+        self.size = size
+        self.conditioner = Conditioner(spec, 4 * config.channels[0], size)
+        inputs = self.channels * (1 + config.history) + self.conditioner.num_maps
+        self.unet = make_unet(config, in_channels=inputs, out_channels=self.channels)
+        self.use_bfloat16 = config.precision == "bfloat16"
+
+    def forward(
+        self,
+        scaled: Float[Tensor, "B C h w"],
+        c_noise: Float[Tensor, " B"],
+        past: Float[Tensor, "B LC h w"],
+        vector: Float[Tensor, "B N"],
+        instruction: Int[Tensor, "B W"],
+    ) -> Float[Tensor, "B C h w"]:
+        """``scaled`` is c_in x; ``past`` the history in channels; float32 out whatever runs inside."""
+        embedding = self.conditioner.embedding(vector, c_noise, instruction)
+        inputs = torch.cat([scaled, past, self.conditioner.maps(vector)], dim=1)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.use_bfloat16):
+            output = self.unet(inputs, 0, class_labels=embedding, return_dict=False)[0]
+        return output.float()  # type: ignore[no-any-return]

@@ -1,0 +1,186 @@
+"""A batch of imagined worlds, stepped together: M_obs says what is seen next, M_reward whether it is success."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from configs.errors import DataError
+from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.obs_model import ObservationModel
+from world_models.reward_model import RewardModel
+
+Images = dict[str, NDArray[np.uint8]]
+
+
+@dataclass
+class ImaginedObservation:
+    """What the policy sees in n worlds: the same keys, shapes, dtypes and ranges as in the real environment."""
+
+    images: Images
+    """camera: ``[n, H, W, 3]`` uint8"""
+    proprio: NDArray[np.float32]
+    """``[n, P]``"""
+    instructions: list[str]
+
+
+@dataclass
+class ImaginedStep:
+    """Outcome of one decision in all B worlds. Rows that had ended before repeat their last observation, reward 0."""
+
+    observation: ImaginedObservation
+    rewards: NDArray[np.float32]
+    """``[B]``: p(o_{t+1}) - p(o_t)."""
+    probabilities: NDArray[np.float32]
+    """``[B]``: p(o_{t+1})."""
+    stepped: NDArray[np.bool_]
+    """``[B]``: the world was running when the decision was made."""
+    terminated: NDArray[np.bool_]
+    """``[B]``: success probability reached the threshold in this step."""
+    failed: NDArray[np.bool_]
+    """``[B]``: the models gave numbers that are not finite; the row's step must not be used."""
+
+
+class ImaginedWorlds:
+    """Steps imagined worlds from real starts. Ended worlds leave the forward pass."""
+
+    def __init__(
+        self,
+        obs_model: ObservationModel,
+        reward_model: RewardModel,
+        *,
+        encode: InstructionEncoder,
+        threshold: float,
+        seed: int,
+    ) -> None:
+        self.obs_model = obs_model
+        self.reward_model = reward_model
+        self._encode = encode
+        self._threshold = threshold
+        self._device = next(obs_model.parameters()).device
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._instructions: list[str] = []
+        self._words = torch.zeros(0)
+        self._history = torch.zeros(0)
+        self._proprio = torch.zeros(0)
+        self._probability = torch.zeros(0)
+        self._running = np.zeros(0, np.bool_)
+        self._images: Images = {}
+
+    @property
+    def running(self) -> NDArray[np.bool_]:
+        """``[B]``: worlds that neither terminated nor failed."""
+        return self._running.copy()
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """``[B]``: success probability of the present observation; right after ``reset`` p(o_0) of the real start."""
+        return self._probability.cpu().numpy().copy()
+
+    @torch.no_grad()
+    def reset(
+        self, frames: Images, proprio: NDArray[np.float32], instructions: list[str]
+    ) -> ImaginedObservation:
+        """Start B worlds from real observations.
+
+        ``frames`` is {camera: uint8 ``[B, L, H, W, 3]``}, the present last; ``proprio`` ``[B, P]`` of the present.
+        Raises DataError where shapes are not the models'.
+        """
+        self._check(frames, proprio)
+        self._instructions = list(instructions)
+        self._words = torch.from_numpy(self._encode(self._instructions)).to(self._device)
+        self._history = self.obs_model.pixels(frames_to_torch(frames, self._device))
+        self._proprio = torch.from_numpy(proprio).to(self._device)
+        self._images = {name: frame[:, -1].copy() for name, frame in frames.items()}
+        self._probability = self.reward_model.probability(
+            frames_to_torch(self._images, self._device), self._words
+        )
+        self._running = np.ones(len(instructions), np.bool_)
+        return self._observation()
+
+    @torch.no_grad()
+    def step(self, tokens: NDArray[np.integer[Any]]) -> ImaginedStep:
+        """One decision in every running world; ``tokens`` ``[B, K, D]`` for all B (rows of ended worlds are ignored)."""
+        stepped = self._running.copy()
+        count = len(stepped)
+        rewards = np.zeros(count, np.float32)
+        terminated, failed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        rows = np.flatnonzero(stepped)
+        if len(rows):
+            index = torch.from_numpy(rows).to(self._device)
+            before = self._probability[index]
+            finite = self._advance(index, torch.from_numpy(tokens[rows]).to(self._device))
+            after = self._probability[index]
+            failed[rows] = ~finite
+            rewards[rows] = (
+                torch.where(torch.from_numpy(finite).to(before), after - before, 0.0).cpu().numpy()
+            )
+            terminated[rows] = (after >= self._threshold).cpu().numpy() & finite
+            self._running = stepped & ~terminated & ~failed
+        return ImaginedStep(self._observation(), rewards, self.probabilities, stepped, terminated, failed)
+
+    def _advance(self, index: Tensor, tokens: Tensor) -> NDArray[np.bool_]:
+        """Move worlds ``index`` on, except those whose prediction is not finite. Returns which were finite."""
+        words, history = self._words[index], self._history[index]
+        actions = normalized_actions(tokens, self.obs_model.spec.bins)
+        pixels, proprio = self.obs_model.imagine(
+            history, self._proprio[index], actions, words, generator=self._generator
+        )
+        frames = self.obs_model.frames(pixels)
+        probability = self.reward_model.probability(frames, words)
+        finite = pixels.flatten(1).isfinite().all(1) & proprio.isfinite().all(1) & probability.isfinite()
+        moved = index[finite]
+        self._history[moved] = torch.cat([history[:, 1:], pixels[:, None]], dim=1)[finite]
+        self._proprio[moved] = proprio[finite]
+        self._probability[moved] = probability[finite]
+        target = moved.cpu().numpy()
+        keep = finite.cpu().numpy()
+        for name, frame in frames.items():
+            self._images[name][target] = frame.cpu().numpy()[keep]
+        return keep
+
+    def _observation(self) -> ImaginedObservation:
+        """Copies, so that a record keeps what it was given."""
+        return ImaginedObservation(
+            {name: frame.copy() for name, frame in self._images.items()},
+            self._proprio.cpu().numpy().copy(),
+            list(self._instructions),
+        )
+
+    def _check(self, frames: Images, proprio: NDArray[np.float32]) -> None:
+        spec, rows = self.obs_model.spec, proprio.shape[0]
+        length = self.obs_model.config.history
+        remedy = "use models, starts and policy of one environment"
+        if set(frames) != set(spec.cameras):
+            raise DataError(
+                f"start has cameras {sorted(frames)}, M_obs {sorted(spec.cameras)}",
+                where="imagination",
+                remedy=remedy,
+            )
+        for name, size in spec.cameras.items():
+            wanted = (rows, length, *size, 3)
+            if frames[name].shape != wanted or frames[name].dtype != np.uint8:
+                raise DataError(
+                    f"start frames {name} are {frames[name].dtype}{list(frames[name].shape)}, not uint8{list(wanted)}",
+                    where="imagination",
+                    remedy=remedy,
+                )
+        if proprio.shape != (rows, spec.proprio_dim) or proprio.dtype != np.float32:
+            raise DataError(
+                f"start proprio is {proprio.dtype}{list(proprio.shape)}, not float32{[rows, spec.proprio_dim]}",
+                where="imagination",
+                remedy=remedy,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Random state; worlds live only within a segment."""
+        return {"generator": self._generator.get_state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._generator.set_state(state["generator"])

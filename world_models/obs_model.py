@@ -1,0 +1,286 @@
+"""M_obs: a diffusion model of the next decision's observation, after DIAMOND (arXiv:2405.12399) on EDM's arithmetic.
+
+Frames live inside as *pixels*: float in [-1, 1], ``fold x fold`` patches and cameras in channels, ``[B, C, h, w]``.
+A window of L + S frames has its present at index L - 1; frame L + s is what decision s led to.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from configs.world_model import ObsModelConfig
+from world_models.base import Frames, ModelSpec, fold_frames, quantize, unfold_frames
+from world_models.denoiser import Denoiser, ProprioHead
+from world_models.edm import (
+    draw_noise,
+    draw_offset,
+    draw_sigmas,
+    euler_step,
+    karras_sigmas,
+    precondition,
+)
+
+PROPRIO_WIDTH = 64
+PROPRIO_SCALE = 50.0
+"""Proprio of unit range moves by hundredths in a decision; its loss is taken in these units to weigh like the frame's."""
+VALIDATION_SIGMAS = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Fixed grid: the loss at random sigmas moves more by chance than by learning."""
+
+
+class ObservationModel(nn.Module):
+    """Predicts the frame and proprio after a decision.
+
+    Raises ConfigError where the cameras do not fit the fold and the levels of the U-Net.
+    """
+
+    def __init__(self, spec: ModelSpec, config: ObsModelConfig) -> None:
+        super().__init__()
+        self.spec = spec
+        self.config = config
+        self.denoiser = Denoiser(spec, config)
+        self.proprio_head = ProprioHead(spec, PROPRIO_WIDTH)
+        self._cameras = tuple(spec.cameras)
+
+    def pixels(self, frames: Frames) -> Float[Tensor, "*batch C h w"]:
+        """uint8 frames ``[..., H, W, 3]`` as pixels."""
+        return fold_frames(frames, self._cameras, self.config.fold)
+
+    def frames(self, pixels: Float[Tensor, "B C h w"]) -> Frames:
+        """Pixels as uint8 frames ``[B, H, W, 3]``, rounded."""
+        return unfold_frames(pixels, self._cameras, self.config.fold)
+
+    def _denoise(
+        self,
+        noisy: Float[Tensor, "B C h w"],
+        sigma: Float[Tensor, " B"],
+        past: Float[Tensor, "B LC h w"],
+        vector: Float[Tensor, "B N"],
+        instruction: Int[Tensor, "B W"],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Network output F, and c_skip and c_out ``[B, 1, 1, 1]`` that make the denoised target from it."""
+        c = precondition(sigma, self.config.sigma_data, offset_noise=self.config.offset_noise)
+        c_in, c_skip, c_out = (value.view(-1, 1, 1, 1) for value in (c.c_in, c.c_skip, c.c_out))
+        return self.denoiser(c_in * noisy, c.c_noise, past, vector, instruction), c_skip, c_out
+
+    def _target_base(self, history: Float[Tensor, "B L C h w"]) -> Float[Tensor, "B C h w"] | float:
+        """What the diffused target is measured from."""
+        return history[:, -1] if self.config.target == "residual" else 0.0
+
+    def imagine(
+        self,
+        history: Float[Tensor, "B L C h w"],
+        proprio: Float[Tensor, "B P"],
+        actions: Float[Tensor, "B K D"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        generator: torch.Generator,
+        steps: int | None = None,
+    ) -> tuple[Float[Tensor, "B C h w"], Float[Tensor, "B P"]]:
+        """Next pixels (on the grid of grey levels) and proprio; ``steps`` denoising steps, else the config's."""
+        config = self.config
+        executed = actions[:, : self.spec.replan]
+        next_proprio = self.proprio_head(proprio, executed)
+        vector = self.denoiser.conditioner.vector(proprio, next_proprio, executed)
+        past = history.flatten(1, 2)
+        rows = proprio.shape[0]
+        sigmas = karras_sigmas(
+            steps or config.sampling_steps, sigma_min=config.sigma_min, sigma_max=config.sampling_sigma_max
+        )
+        x = draw_noise((rows, self.denoiser.channels, *self.denoiser.size), generator)
+        if not config.unit_start:
+            x = x * sigmas[0]
+        for sigma, sigma_next in itertools.pairwise(sigmas):
+            level = torch.full((rows,), sigma, device=x.device)
+            output, c_skip, c_out = self._denoise(x, level, past, vector, instruction)
+            x = euler_step(x, c_skip * x + c_out * output, sigma, sigma_next)
+        return quantize(self._target_base(history) + x), next_proprio
+
+    @torch.no_grad()
+    def predict(
+        self,
+        frames: Frames,
+        proprio: Float[Tensor, "B P"],
+        actions: Float[Tensor, "B K D"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        generator: torch.Generator,
+        steps: int | None = None,
+    ) -> tuple[Frames, Float[Tensor, "B P"]]:
+        """Observation after a decision.
+
+        ``frames`` is {camera: uint8 ``[B, L, H, W, 3]``}, ``actions`` normalised to [-1, 1], ``instruction`` word ids.
+        Returns {camera: uint8 ``[B, H, W, 3]``} and proprio. The generator decides everything that is random.
+        """
+        pixels, next_proprio = self.imagine(
+            self.pixels(frames), proprio, actions, instruction, generator=generator, steps=steps
+        )
+        return self.frames(pixels), next_proprio
+
+    @torch.no_grad()
+    def open_loop(
+        self,
+        history: Float[Tensor, "B L C h w"],
+        proprio: Float[Tensor, "B P"],
+        actions: Float[Tensor, "B S K D"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        generator: torch.Generator,
+    ) -> tuple[Float[Tensor, "B L C h w"], Float[Tensor, "B P"]]:
+        """History and proprio after S decisions on own predictions."""
+        for step in range(actions.shape[1]):
+            pixels, proprio = self.imagine(
+                history, proprio, actions[:, step], instruction, generator=generator
+            )
+            history = torch.cat([history[:, 1:], pixels[:, None]], dim=1)
+        return history, proprio
+
+    def loss(
+        self,
+        frames: Frames,
+        proprio: Float[Tensor, "B T P"],
+        actions: Float[Tensor, "B S K D"],
+        mask: Bool[Tensor, "B S"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        generator: torch.Generator,
+        rollout_model: ObservationModel | None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Denoising loss of one transition that is reached on own predictions (multi-step training).
+
+        ``frames`` is {camera: uint8 ``[B, L+S, H, W, 3]``}, ``proprio`` ``[B, L+S, P]``. Draws how many decisions n in
+        0..S-1 ``rollout_model`` first goes without gradient; then the loss of decision n, over the rows where ``mask``
+        has it. Without a rollout model n is 0. Loss: MSE in F's output space plus the proprio's smooth L1 error.
+        """
+        longest = actions.shape[1] if rollout_model is not None else 1
+        chain = int(torch.randint(longest, (1,), generator=generator, device=generator.device))
+        while not bool(mask[:, chain].any()):
+            chain -= 1
+            assert chain >= 0, "a window without a first decision"
+        rows = mask[:, chain].nonzero()[:, 0]
+        window = self.pixels({name: frame[rows] for name, frame in frames.items()})
+        length = self.config.history
+        history, present = window[:, :length], proprio[rows, length - 1]
+        words = instruction[rows]
+        if chain:
+            assert rollout_model is not None
+            history, present = rollout_model.open_loop(
+                history, present, actions[rows, :chain], words, generator=generator
+            )
+        sigma = self._draw_sigmas(rows.shape[0], generator)
+        image, position = self._transition_loss(
+            self._disturb(history, generator),
+            present,
+            actions[rows, chain],
+            words,
+            target=window[:, length + chain] - self._target_base(history),
+            target_proprio=proprio[rows, length + chain],
+            sigma=sigma,
+            generator=generator,
+        )
+        loss = image.mean() + position.mean()
+        stats = {
+            "loss": float(loss.detach()),
+            "image_loss": float(image.detach().mean()),
+            "proprio_loss": float(position.detach().mean()),
+            "chain": float(chain),
+        }
+        return loss, stats
+
+    def _draw_sigmas(self, rows: int, generator: torch.Generator) -> Float[Tensor, " B"]:
+        config = self.config
+        return draw_sigmas(
+            rows,
+            mean=config.noise_mean,
+            std=config.noise_std,
+            low=config.sigma_min,
+            high=config.sigma_max,
+            generator=generator,
+        )
+
+    def _disturb(self, history: Float[Tensor, "B L C h w"], generator: torch.Generator) -> Tensor:
+        """Noise on the conditioning frames: the model must not trust its own last picture to the pixel."""
+        if self.config.conditioning_noise == 0:
+            return history
+        noise = torch.randn(history.shape, generator=generator, device=history.device)
+        return history + self.config.conditioning_noise * noise
+
+    def _transition_loss(
+        self,
+        history: Float[Tensor, "B L C h w"],
+        proprio: Float[Tensor, "B P"],
+        actions: Float[Tensor, "B K D"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        target: Float[Tensor, "B C h w"],
+        target_proprio: Float[Tensor, "B P"],
+        sigma: Float[Tensor, " B"],
+        generator: torch.Generator,
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """Loss of frame and proprio per row."""
+        executed = actions[:, : self.spec.replan]
+        next_proprio = self.proprio_head(proprio, executed)
+        # Smooth L1: where an episode ended inside a chunk the arm stopped early; the head cannot know and must
+        # learn the full motion, not the mean of both.
+        error = F.smooth_l1_loss(
+            PROPRIO_SCALE * next_proprio, PROPRIO_SCALE * target_proprio, reduction="none", beta=0.1
+        )
+        proprio_loss = error.mean(1) / PROPRIO_SCALE if error.shape[1] else error.sum(1)
+        vector = self.denoiser.conditioner.vector(proprio, next_proprio.detach(), executed)
+        noise = draw_noise((target.shape[0], target.shape[1], target.shape[2], target.shape[3]), generator)
+        noisy = target + sigma.view(-1, 1, 1, 1) * noise
+        if self.config.offset_noise:
+            noisy = noisy + draw_offset(
+                target.shape[0], target.shape[1], offset_noise=self.config.offset_noise, generator=generator
+            )
+        output, c_skip, c_out = self._denoise(noisy, sigma, history.flatten(1, 2), vector, instruction)
+        wanted = (target - c_skip * noisy) / c_out
+        return F.mse_loss(output, wanted, reduction="none").mean((1, 2, 3)), proprio_loss
+
+    @torch.no_grad()
+    def validation_loss(
+        self,
+        frames: Frames,
+        proprio: Float[Tensor, "B T P"],
+        actions: Float[Tensor, "B S K D"],
+        mask: Bool[Tensor, "B S"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        seed: int = 0,
+    ) -> list[float]:
+        """Loss by decision of the windows, each on own predictions up to it, at a fixed grid of sigmas and fixed noise.
+
+        The first entry is the one-step loss. Decisions that no window has are left out.
+        """
+        window = self.pixels(frames)
+        length = self.config.history
+        history, present = window[:, :length], proprio[:, length - 1]
+        generator = torch.Generator(window.device).manual_seed(seed)
+        losses = []
+        for step in range(actions.shape[1]):
+            weight = mask[:, step].float()
+            if not bool(weight.any()):
+                break
+            target = window[:, length + step] - self._target_base(history)
+            total = torch.zeros((), device=window.device)
+            for level in VALIDATION_SIGMAS:
+                image, position = self._transition_loss(
+                    history,
+                    present,
+                    actions[:, step],
+                    instruction,
+                    target=target,
+                    target_proprio=proprio[:, length + step],
+                    sigma=torch.full_like(weight, level),
+                    generator=generator,
+                )
+                total = total + ((image + position) * weight).sum() / weight.sum()
+            losses.append(float(total) / len(VALIDATION_SIGMAS))
+            history, present = self.open_loop(
+                history, present, actions[:, step : step + 1], instruction, generator=generator
+            )
+        return losses

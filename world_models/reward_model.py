@@ -1,0 +1,93 @@
+"""M_reward: the probability that a frame shows success, given the instruction."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from configs.world_model import RewardModelConfig
+from world_models.base import Frames, ModelSpec, coordinate_maps, fold_frames
+from world_models.denoiser import mean_of_words
+
+GREY_LEVEL = 2.0 / 255.0
+
+
+class FilmStage(nn.Module):
+    """3x3 convolution, group norm, FiLM by the instruction, SiLU; keeps the resolution. Residual where shapes allow."""
+
+    def __init__(self, inputs: int, outputs: int, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.GroupNorm(1, outputs)
+        self.film = nn.Linear(width, 2 * outputs)
+        nn.init.zeros_(self.film.bias)
+        self.residual = inputs == outputs
+
+    def forward(self, x: Float[Tensor, "B C h w"], words: Float[Tensor, "B E"]) -> Float[Tensor, "B C2 h w"]:
+        """``words`` scale and shift the normalised features."""
+        scale, shift = self.film(words)[:, :, None, None].chunk(2, dim=1)
+        y = F.silu(self.norm(self.convolution(x)) * (1 + scale) + shift)
+        return x + y if self.residual else y
+
+
+class RewardModel(nn.Module):
+    """Success classifier over single frames. Raises ConfigError where the cameras do not fit the fold."""
+
+    def __init__(self, spec: ModelSpec, config: RewardModelConfig) -> None:
+        super().__init__()
+        self.spec = spec
+        self.config = config
+        self._cameras = tuple(spec.cameras)
+        size = spec.folded_size(config.fold, multiple=1, where="world_model.reward_model")
+        inputs = len(spec.cameras) * 3 * config.fold**2 + 2
+        self.register_buffer("coordinates", coordinate_maps(*size), persistent=False)
+        self.words = nn.Embedding(spec.num_words, config.width, padding_idx=0)
+        widths = [inputs, *config.channels]
+        self.stages = nn.ModuleList(FilmStage(a, b, config.width) for a, b in itertools.pairwise(widths))
+        # Success is one place in the frame: the strongest response decides; the mean tells what else there is.
+        self.head = nn.Sequential(nn.Linear(2 * config.channels[-1], config.width), nn.SiLU())
+        self.logit = nn.Linear(config.width, 1)
+
+    def pixels(self, frames: Frames) -> Float[Tensor, "B C h w"]:
+        """uint8 ``[B, H, W, 3]`` per camera as folded pixels in [-1, 1]."""
+        return fold_frames(frames, self._cameras, self.config.fold)
+
+    def forward(
+        self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]
+    ) -> Float[Tensor, " B"]:
+        """Logit of success."""
+        words = mean_of_words(self.words, instruction)
+        coordinates = self.get_buffer("coordinates").expand(pixels.shape[0], -1, -1, -1)
+        x = torch.cat([pixels, coordinates], dim=1).contiguous(memory_format=torch.channels_last)
+        for stage in self.stages:
+            x = stage(x, words)
+        pooled = torch.cat([x.amax((2, 3)), x.mean((2, 3))], dim=1)
+        return self.logit(self.head(pooled))[:, 0]  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def probability(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:
+        """Probability of success in frames {camera: uint8 ``[B, H, W, 3]``}."""
+        return self(self.pixels(frames), instruction).sigmoid()  # type: ignore[no-any-return]
+
+    def loss(
+        self,
+        frames: Frames,
+        instruction: Int[Tensor, "B W"],
+        labels: Float[Tensor, " B"],
+        *,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Binary cross-entropy of noisy frames; with ``focal_gamma`` g weighted by ``(1 - p_correct)^g``."""
+        pixels = self.pixels(frames)
+        noise = torch.randn(pixels.shape, generator=generator, device=pixels.device)
+        logits = self(pixels + self.config.noise * GREY_LEVEL * noise, instruction)
+        error = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        if self.config.focal_gamma:
+            error = error * (1 - torch.exp(-error)) ** self.config.focal_gamma
+        loss = error.mean()
+        correct = ((logits > 0) == (labels > 0.5)).float().mean()
+        return loss, {"loss": float(loss.detach()), "accuracy": float(correct)}

@@ -1,0 +1,234 @@
+"""One trainer per world model: optimizer, averaged weights, clipping, skipped updates, and a state that is exact."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from configs.world_model import ObsModelConfig, RewardModelConfig
+from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.obs_model import ObservationModel
+from world_models.reward_model import RewardModel
+
+WARM_UP = 50
+"""Updates over which the learning rate rises from zero."""
+FINAL_RATE = 0.05
+"""Where the cosine ends, as a fraction of the peak rate."""
+
+Frames = dict[str, NDArray[np.uint8]]
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+class TransitionWindows(Protocol):
+    """Windows of a buffer for M_obs: L history frames, S decisions."""
+
+    frames: Frames
+    """camera: ``[B, L+S, H, W, 3]``"""
+    proprio: NDArray[np.float32]
+    """``[B, L+S, P]``"""
+    tokens: NDArray[np.int16]
+    """``[B, S, K, D]``"""
+    mask: NDArray[np.bool_]
+    """``[B, S]``: the record has this decision."""
+    instructions: list[str]
+
+
+class LabelledFrames(Protocol):
+    """Frames of a buffer for M_reward."""
+
+    frames: Frames
+    """camera: ``[B, H, W, 3]``"""
+    instructions: list[str]
+    label: NDArray[np.float32]
+    """``[B]``: 1 where the frame shows success."""
+
+
+class AveragedTrainer:
+    """AdamW on a model with an exponential average of its weights beside it.
+
+    A loss or gradient that is not finite skips the update and is counted; parameters never become NaN.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        learning_rate: float,
+        max_grad_norm: float,
+        ema_decay: float,
+        seed: int,
+        total_updates: int | None,
+    ) -> None:
+        """``total_updates``: length of a warm-up and cosine; None keeps the rate."""
+        from diffusers.training_utils import EMAModel
+
+        self._model = model
+        self._averaged = copy.deepcopy(model).requires_grad_(False).eval()
+        self._rate = learning_rate
+        self._max_grad_norm = max_grad_norm
+        self._total = total_updates
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, foreach=True)
+        self._ema = EMAModel(model.parameters(), decay=ema_decay, foreach=True)
+        # The average is kept in place in the copy's own parameters, so that it can be used at any time.
+        self._ema.shadow_params = list(self._averaged.parameters())
+        self.device = next(model.parameters()).device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.updates = 0
+        self.skipped = 0
+
+    def _learning_rate(self) -> float:
+        if self._total is None:
+            return self._rate
+        warm = min(1.0, (self.updates + 1) / WARM_UP)
+        progress = min(1.0, self.updates / max(1, self._total))
+        return self._rate * warm * (FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    def _apply(self, loss: Tensor, stats: dict[str, float]) -> dict[str, float]:
+        """Backward and step; the statistics with the gradient's norm."""
+        self._optimizer.zero_grad(set_to_none=True)
+        rate = self._learning_rate()
+        norm = math.nan
+        if math.isfinite(stats["loss"]):
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm))
+        applied = math.isfinite(norm)
+        if applied:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+            self._ema.step(self._model.parameters())
+        else:
+            self.skipped += 1
+        self.updates += 1
+        return {**stats, "grad_norm": norm, "learning_rate": rate, "skipped": float(not applied)}
+
+    def state(self) -> dict[str, Any]:
+        """Weights, average, optimizer, counters and random state: tensors and numbers only."""
+        inner = self._optimizer.state_dict()["state"]
+        return {
+            "model": _clone(self._model.state_dict()),
+            "averaged": _clone(self._averaged.state_dict()),
+            "optimizer": {
+                f"{index}.{name}": value.clone()
+                for index, slots in inner.items()
+                for name, value in slots.items()
+            },
+            "ema_step": self._ema.optimization_step,
+            "generator": self.generator.get_state(),
+            "updates": self.updates,
+            "skipped": self.skipped,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state`` as if nothing had happened."""
+        self._model.load_state_dict(state["model"])
+        self._averaged.load_state_dict(state["averaged"])
+        slots: dict[int, dict[str, Tensor]] = {}
+        for key, value in state["optimizer"].items():
+            index, name = key.split(".", 1)
+            slots.setdefault(int(index), {})[name] = value.clone()
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self._ema.optimization_step = int(state["ema_step"])
+        self.generator.set_state(state["generator"])
+        self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
+
+
+def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+class ObsModelTrainer(AveragedTrainer):
+    """Trains M_obs; its own average rolls the chains of multi-step training forward."""
+
+    def __init__(
+        self,
+        model: ObservationModel,
+        config: ObsModelConfig,
+        *,
+        encode: InstructionEncoder,
+        seed: int,
+        learning_rate: float | None = None,
+        total_updates: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            learning_rate=config.learning_rate if learning_rate is None else learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            ema_decay=config.ema_decay,
+            seed=seed,
+            total_updates=total_updates,
+        )
+        self.model = model
+        self.averaged: ObservationModel = self._averaged  # type: ignore[assignment]
+        self._config = config
+        self._encode = encode
+
+    @property
+    def window_steps(self) -> int:
+        """Decisions S that the next batch of windows should hold: 1 until chains begin."""
+        return 1 if self.updates < self._config.rollout_start else self._config.rollout_steps + 1
+
+    def update(self, batch: TransitionWindows) -> dict[str, float]:
+        """One optimizer step. Statistics: loss, image_loss, proprio_loss, chain, grad_norm, learning_rate, skipped."""
+        chains = self.updates >= self._config.rollout_start
+        loss, stats = self.model.loss(
+            *self._tensors(batch), generator=self.generator, rollout_model=self.averaged if chains else None
+        )
+        return self._apply(loss, stats)
+
+    def validation_loss(self, batch: TransitionWindows) -> list[float]:
+        """Loss of the averaged weights by decision of the windows; the first entry is the one-step loss."""
+        return self.averaged.validation_loss(*self._tensors(batch))
+
+    def _tensors(self, batch: TransitionWindows) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
+        device = self.device
+        return (
+            frames_to_torch(batch.frames, device),
+            torch.from_numpy(batch.proprio).to(device),
+            normalized_actions(torch.from_numpy(batch.tokens).to(device), self.model.spec.bins),
+            torch.from_numpy(batch.mask).to(device),
+            torch.from_numpy(self._encode(batch.instructions)).to(device),
+        )
+
+
+class RewardModelTrainer(AveragedTrainer):
+    """Trains M_reward."""
+
+    def __init__(
+        self,
+        model: RewardModel,
+        config: RewardModelConfig,
+        *,
+        encode: InstructionEncoder,
+        seed: int,
+        learning_rate: float | None = None,
+        total_updates: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            learning_rate=config.learning_rate if learning_rate is None else learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            ema_decay=config.ema_decay,
+            seed=seed,
+            total_updates=total_updates,
+        )
+        self.model = model
+        self.averaged: RewardModel = self._averaged  # type: ignore[assignment]
+        self._encode = encode
+
+    def update(self, batch: LabelledFrames) -> dict[str, float]:
+        """One optimizer step. Statistics: loss, accuracy, grad_norm, learning_rate, skipped."""
+        loss, stats = self.model.loss(
+            frames_to_torch(batch.frames, self.device),
+            torch.from_numpy(self._encode(batch.instructions)).to(self.device),
+            torch.from_numpy(batch.label.astype(np.float32)).to(self.device),
+            generator=self.generator,
+        )
+        return self._apply(loss, stats)
