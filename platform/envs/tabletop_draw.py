@@ -19,18 +19,18 @@ from .tabletop_tasks import PALETTE, TASK_NAMES, TASKS, Floats, pad_half
 
 TABLE = (231, 221, 203)
 EDGE = (190, 172, 145)
-PAD_FILL = (252, 252, 250)
+PAD_FILL = (196, 204, 216)
 PAD_BORDER = (96, 100, 112)
 ARM = (38, 40, 48)
 LIFTED = (255, 255, 255)
 JAW = (0.008, 0.036)
 """Half extents of a jaw before rounding, in table widths."""
 JAW_RADIUS = 0.018
-PUSHER_RADIUS = 0.035
+PUSHER_RADIUS = 0.045
 """Radius of the pusher's contact disc."""
-RAISED_PUSHER = 0.055
+RAISED_PUSHER = 0.065
 """Radius of the ring that a raised pusher shows."""
-LIFT_SCALE = 1.15
+LIFT_SCALE = 1.3
 _COLOURS = np.array(list(PALETTE.values()), np.float32)
 
 
@@ -96,7 +96,7 @@ def arrange(
     things.centre[:, lifted] = blocks[rows, held]
     things.radius[:, lifted] = config.block_radius * LIFT_SCALE
     things.fill_colour[:, lifted] = _COLOURS[colours[rows, held]]
-    things.border[:, lifted] = 0.026
+    things.border[:, lifted] = 0.03
     things.border_colour[:, lifted] = LIFTED
     things.visible[:, lifted] = holding
     pushes = np.array([TASKS[name].pushes for name in TASK_NAMES])[task]
@@ -147,55 +147,85 @@ def _arrange_arm(
 
 @lru_cache(maxsize=8)
 def _background(size: int, margin: int) -> NDArray[np.uint8]:
-    """An empty table with a darker edge, ``[size + 2 margin, size + 2 margin, 3]``."""
-    picture = np.empty((size + 2 * margin, size + 2 * margin, 3), np.uint8)
-    picture[:] = EDGE
+    """An empty table with a darker edge, ``[3, size + 2 margin, size + 2 margin]``."""
+    picture = np.empty((3, size + 2 * margin, size + 2 * margin), np.uint8)
+    picture[:] = np.array(EDGE, np.uint8)[:, None, None]
     rim = max(1, size // 32)
-    picture[margin + rim : margin + size - rim, margin + rim : margin + size - rim] = TABLE
+    inside = slice(margin + rim, margin + size - rim)
+    picture[:, inside, inside] = np.array(TABLE, np.uint8)[:, None, None]
     return picture
 
 
 def paint(things: Things, size: int) -> NDArray[np.uint8]:
     """``[n, size, size, 3]`` frames."""
     n, count = things.radius.shape
-    extent = float((things.half.max(axis=2) + things.radius).max(initial=0.0))
-    patch = 2 * int(np.ceil(extent * size)) + 2
-    margin = patch
+    reach = (things.half + things.radius[..., None]) * things.visible[..., None]
+    sides = 2 * np.ceil(reach.max(axis=0, initial=0) * size).astype(np.int64) + 2
+    margin = int(sides.max())
     background = _background(size, margin)
     width = background.shape[1]
-    canvas = np.repeat(background[None], n, axis=0).reshape(n * width * width, 3)
-
-    centre = things.centre * np.float32(size)
-    corner = np.floor(centre - (patch / 2 - 0.5)).astype(np.int64)
-    np.clip(corner, -margin, size, out=corner)
-    alpha, colour = _coverage(things, centre, corner, size, patch)
-    span = np.arange(patch)
-    first = (corner[..., 1] + margin) * width + corner[..., 0] + margin + np.arange(n)[:, None] * width * width
-    pixels = first[:, :, None, None] + (span[:, None] * width + span)
+    canvas = np.empty((3, n, width, width), np.uint8)
+    canvas[:] = background[:, None]
+    planes = canvas.reshape(3, n * width * width)
     for thing in range(count):
-        index = pixels[:, thing]
-        under = canvas[index]
-        canvas[index] = under * (1 - alpha[:, thing, ..., None]) + colour[:, thing] + np.float32(0.5)
-    framed = canvas.reshape(n, width, width, 3)
-    return np.ascontiguousarray(framed[:, margin : margin + size, margin : margin + size])
+        shown = np.flatnonzero(things.visible[:, thing])
+        if len(shown):
+            _paint_one(
+                planes, things, thing, shown, size, margin, (int(sides[thing, 0]), int(sides[thing, 1]))
+            )
+    inside = slice(margin, margin + size)
+    return np.ascontiguousarray(canvas[:, :, inside, inside].transpose(1, 2, 3, 0))
+
+
+def _paint_one(
+    planes: NDArray[np.uint8],
+    things: Things,
+    thing: int,
+    shown: NDArray[np.int64],
+    size: int,
+    margin: int,
+    sides: tuple[int, int],
+) -> None:
+    """Blend one thing of every world where it shows into ``planes`` ``[3, n * width * width]``."""
+    centre = things.centre[shown, thing] * np.float32(size)
+    corner = np.floor(centre - np.array(sides, np.float32) / 2 + np.float32(0.5)).astype(np.int64)
+    np.clip(corner, -margin, size, out=corner)
+    rim, inner = _coverage(things, thing, shown, corner - centre, size, sides)
+    width = size + 2 * margin
+    patch = np.arange(sides[1])[:, None] * width + np.arange(sides[0])
+    first = (corner[:, 1] + margin + shown * width) * width + corner[:, 0] + margin
+    index = first[:, None] + patch.reshape(-1)
+    under = 1 - rim - inner
+    rim_colour, fill_colour = things.border_colour[shown, thing], things.fill_colour[shown, thing]
+    for channel, plane in enumerate(planes):
+        ink = rim * rim_colour[:, channel, None]
+        ink += inner * fill_colour[:, channel, None]
+        ink += under * plane.take(index)
+        ink += np.float32(0.5)
+        plane[index] = ink.astype(np.uint8)
 
 
 def _coverage(
-    things: Things, centre: Floats, corner: NDArray[np.int64], size: int, patch: int
+    things: Things,
+    thing: int,
+    shown: NDArray[np.int64],
+    offset: NDArray[np.floating],
+    size: int,
+    sides: tuple[int, int],
 ) -> tuple[Floats, Floats]:
-    """Opacity ``[n, S, p, p]`` and colour times opacity ``[n, S, p, p, 3]`` of each thing on its patch."""
-    grid = np.arange(patch, dtype=np.float32) + np.float32(0.5)
+    """Opacity ``[n, w * h]`` of a thing's border and of its inside on its patch, whose corner is ``offset`` from it."""
     scale = np.float32(size)
-    offset = corner[..., None].astype(np.float32) + grid - centre[..., None]
-    beyond = np.abs(offset) - things.half[..., None] * scale
-    qx, qy = beyond[:, :, 0, None, :], beyond[:, :, 1, :, None]
-    px, py = np.maximum(qx, 0), np.maximum(qy, 0)
-    signed = np.sqrt(px * px + py * py) + np.minimum(np.maximum(qx, qy), 0)
-    signed -= (things.radius * scale)[..., None, None]
-    outer = np.clip(0.5 - signed, 0, 1)
-    inner = np.clip(0.5 - signed - (things.border * scale)[..., None, None], 0, 1)
-    rim = (outer - inner) * things.visible[..., None, None]
-    inner *= (things.filled * things.visible)[..., None, None]
-    colour = rim[..., None] * things.border_colour[:, :, None, None]
-    colour += inner[..., None] * things.fill_colour[:, :, None, None]
-    return rim + inner, colour
+    half, radius = things.half[shown, thing] * scale, things.radius[shown, thing] * scale
+    beyond = [
+        np.abs((offset[:, axis, None] + np.arange(sides[axis]) + 0.5).astype(np.float32))
+        - half[:, axis, None]
+        for axis in (0, 1)
+    ]
+    outside = [np.maximum(each, 0) ** 2 for each in beyond]
+    signed = np.sqrt(outside[0][:, None, :] + outside[1][:, :, None])
+    signed += np.minimum(np.maximum(beyond[0][:, None, :], beyond[1][:, :, None]), 0)
+    depth = (radius + np.float32(0.5))[:, None] - signed.reshape(len(shown), -1)
+    outer = np.clip(depth, 0, 1)
+    depth -= (things.border[shown, thing] * scale)[:, None]
+    inner = np.clip(depth, 0, 1)
+    return outer - inner, inner * things.filled[shown, thing, None]

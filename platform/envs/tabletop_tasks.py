@@ -56,7 +56,9 @@ class Task:
 
 
 TASKS: dict[TaskName, Task] = {
-    "reach": Task(("reach the {colour} block", "move to the {colour} block"), pad=False, pushes=False, margin=0.12),
+    "reach": Task(
+        ("reach the {colour} block", "move to the {colour} block"), pad=False, pushes=False, margin=0.12
+    ),
     "push": Task(
         ("push the {colour} block onto the pad", "slide the {colour} block to the pad"),
         pad=True,
@@ -148,7 +150,9 @@ def draw_starts(config: TabletopConfig, keys: Keys) -> Starts:
     picks = uniform(keys, 0, 2)
     task = offered[(picks[:, 0] * len(offered)).astype(np.int64)]
     phrases = np.array([len(TASKS[name].phrases) for name in TASK_NAMES], np.int64)
-    colours = np.argsort(uniform(keys, 1, len(COLOURS)), axis=1, kind="stable")[:, : config.blocks].astype(np.int64)
+    colours = np.argsort(uniform(keys, 1, len(COLOURS)), axis=1, kind="stable")[:, : config.blocks].astype(
+        np.int64
+    )
     starts = Starts(
         task=task,
         phrase=(picks[:, 1] * phrases[task]).astype(np.int64),
@@ -186,7 +190,8 @@ class _Layout:
         self._has_pad = np.array([kind.pad for kind in kinds])[task]
         self._margin = np.array([kind.margin for kind in kinds], np.float32)[task]
         self._from_target = np.array(
-            [2 * config.tolerance if kind.pad else max(REACH_START, 2 * config.tolerance) for kind in kinds], np.float32
+            [2 * config.tolerance if kind.pad else max(REACH_START, 2 * config.tolerance) for kind in kinds],
+            np.float32,
         )[task]
         self.gripper = np.zeros((len(keys), 2), np.float32)
         self.pad = np.full((len(keys), 2), ABSENT, np.float32)
@@ -204,14 +209,19 @@ class _Layout:
         self.pad = np.where(with_pad, pad, self.pad)
         target = self._place(
             self._margin,
-            lambda c: ~with_pad | ((distance(c, self.pad[:, None]) > on_pad) & (travel(c, self.pad[:, None]) < reach * 0.7)),
+            lambda c: (
+                ~with_pad
+                | ((distance(c, self.pad[:, None]) > on_pad) & (travel(c, self.pad[:, None]) < reach * 0.7))
+            ),
         )
         self.blocks[:, 0] = target
         carry = np.where(self._has_pad, travel(target, self.pad), 0)[:, None]
         self.gripper = self._place(
             edge,
-            lambda c: (distance(c, target[:, None]) > self._from_target[:, None])
-            & (~with_pad | (travel(c, target[:, None]) + carry < reach)),
+            lambda c: (
+                (distance(c, target[:, None]) > self._from_target[:, None])
+                & (~with_pad | (travel(c, target[:, None]) + carry < reach))
+            ),
         )
         for slot in range(1, config.blocks):
             self.blocks[:, slot] = self._place(edge, self._clear_of(slot, on_pad))
@@ -238,7 +248,12 @@ class _Layout:
 
 
 def succeeded(
-    config: TabletopConfig, task: NDArray[np.int64], gripper: Floats, target: Floats, pad: Floats, holding: Bools
+    config: TabletopConfig,
+    task: NDArray[np.int64],
+    gripper: Floats,
+    target: Floats,
+    pad: Floats,
+    holding: Bools,
 ) -> Bools:
     """``[n]``: reach: gripper within tolerance of the target; else the target rests within tolerance of the pad."""
     has_pad = np.array([TASKS[name].pad for name in TASK_NAMES])[task]

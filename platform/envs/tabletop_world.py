@@ -87,7 +87,12 @@ class TabletopWorlds:
         if len(pushing):
             gripper[pushing], blocks[pushing] = self._push(gripper[pushing], blocks[pushing])
 
-        self.gripper[rows], self.opening[rows], self.blocks[rows], self.held[rows] = gripper, opening, blocks, held
+        self.gripper[rows], self.opening[rows], self.blocks[rows], self.held[rows] = (
+            gripper,
+            opening,
+            blocks,
+            held,
+        )
         self.steps[rows] += 1
         success = rules.succeeded(self.config, task, gripper, blocks[:, 0], self.pad[rows], held == 0)
         late = self.steps[rows] >= self.config.max_episode_steps
@@ -114,7 +119,9 @@ class TabletopWorlds:
             blocks = np.clip(blocks, radius, 1 - radius)
         blocks = start + np.clip(blocks - start, -most, most)
         stopped = _overlap(gripper[:, None], blocks, contact).sum(axis=1)
-        moved = np.clip(gripper + np.clip(stopped, -most, most), np.float32(WORKSPACE), np.float32(1 - WORKSPACE))
+        moved = np.clip(
+            gripper + np.clip(stopped, -most, most), np.float32(WORKSPACE), np.float32(1 - WORKSPACE)
+        )
         return moved, blocks
 
     def _separate(self, blocks: Floats, apart: np.float32) -> Floats:
