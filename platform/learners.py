@@ -1,0 +1,184 @@
+"""The learners of the observation and the reward model: the same loop with another trainer and other batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .acceleration import Precision, autocast
+from .context import OBS_MODEL, REWARD_MODEL, Context
+from .metrics import Averages
+from .role import State
+from .services import Modelling
+from .weights import Board, Weights, load_arrays, module_arrays
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Trainer(Protocol):
+    """What ``world_models.training`` offers for either model."""
+
+    averaged: torch.nn.Module
+    updates: int
+
+    def update(self, batch: Any) -> dict[str, float]:
+        """One optimizer step."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything to continue from."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        ...
+
+
+class ModelLearner:
+    """Takes a turn of ``burst`` updates every ``every`` policy turns, then publishes the averaged weights.
+
+    One ``step`` is one update. Turns that come due while one runs are merged into one: a slow model learner never holds
+    the policy back, and never owes work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trainer: Trainer,
+        draw: Callable[[], Any],
+        validate: Callable[[], dict[str, Any]],
+        weights: Weights,
+        board: Board,
+        *,
+        context: Context,
+        precision: Precision,
+        every: int,
+        burst: int,
+        validate_every: int,
+    ) -> None:
+        self.name = f"{name}_learner"
+        self._model_name = name
+        self._trainer = trainer
+        self._draw, self._validate = draw, validate
+        self._weights, self._board = weights, board
+        self._context, self._precision = context, precision
+        self._every, self._burst, self._validate_every = every, burst, validate_every
+        self.version = 0
+        self.updates = 0
+        self._served = 0
+        self._left = 0
+        self._averages = Averages()
+
+    def step(self) -> bool:
+        """One update, if a turn is due or under way."""
+        if self._left == 0:
+            due = int(self._board.read().get("policy/turns", 0)) // self._every
+            if due <= self._served:
+                return False
+            self._served, self._left = due, self._burst
+        began = time.monotonic()
+        with autocast(self._context.device, self._precision):
+            stats = self._trainer.update(self._draw())
+        self._averages.add(stats, prefix=f"{self._model_name}/")
+        self._averages.add({f"time/{self._model_name}_learner/update_s": time.monotonic() - began})
+        self.updates += 1
+        self._left -= 1
+        if self._left == 0:
+            self._finish_turn()
+        return True
+
+    def _finish_turn(self) -> None:
+        self.version += 1
+        self._weights.publish(self._model_name, self.version, module_arrays(self._trainer.averaged))
+        self._board.put({f"{self._model_name}/updates": self.updates, f"{self._model_name}/version": self.version})
+        if self._validate_every and self.version % self._validate_every == 0:
+            with autocast(self._context.device, self._precision):
+                self._board.put(self._validate())
+
+    def state(self) -> State:
+        """The trainer, versions, what is due."""
+        return {
+            "trainer": self._trainer.state(),
+            "version": self.version,
+            "updates": self.updates,
+            "served": self._served,
+            "left": self._left,
+        }
+
+    def load(self, state: State) -> None:
+        """Continue from ``state``."""
+        self._trainer.load(state["trainer"])
+        self.version, self.updates = state["version"], state["updates"]
+        self._served, self._left = state["served"], state["left"]
+
+    def metrics(self) -> dict[str, float]:
+        """Losses and times."""
+        return self._averages.take()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+VALIDATION_WINDOWS = 64
+VALIDATE_EVERY = 5
+"""Turns between two looks at the held-out loss."""
+
+
+def obs_model_learner(
+    context: Context, real: Modelling, weights: Weights, board: Board, *, precision: Precision
+) -> ModelLearner:
+    """The learner of M_obs: windows from the training split, validation on held-out episodes."""
+    from world_models.training import ObsModelTrainer
+
+    config = context.world_model_config.obs_model
+    model = context.make_obs_model()
+    _start_from(model, weights, OBS_MODEL)
+    # Beside the policy the model has been pretrained: chains of own predictions from the first update on.
+    trainer = ObsModelTrainer(
+        model, config, encode=context.vocabulary.encode, seed=context.seed + 301,
+        learning_rate=config.online_learning_rate, total_updates=None, chains=True,
+    )  # fmt: skip
+
+    def draw() -> Any:
+        return real.windows(config.batch, config.history, trainer.window_steps)
+
+    def validate() -> dict[str, Any]:
+        steps = config.rollout_steps + 1
+        losses = trainer.validation_loss(real.windows(VALIDATION_WINDOWS, config.history, steps, split="held_out"))
+        return {"obs_model/val_loss": losses[0], "obs_model/val_loss_by_step": losses}
+
+    return ModelLearner(
+        OBS_MODEL, trainer, draw, validate, weights, board, context=context, precision=precision,
+        every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,
+    )  # fmt: skip
+
+
+def reward_model_learner(
+    context: Context, real: Modelling, weights: Weights, board: Board, *, precision: Precision
+) -> ModelLearner:
+    """The learner of M_reward: frames labelled by the real outcome."""
+    from world_models.training import RewardModelTrainer
+
+    config = context.world_model_config.reward_model
+    model = context.make_reward_model()
+    _start_from(model, weights, REWARD_MODEL)
+    trainer = RewardModelTrainer(
+        model, config, encode=context.vocabulary.encode, seed=context.seed + 302,
+        learning_rate=config.online_learning_rate, total_updates=None,
+    )  # fmt: skip
+
+    def draw() -> Any:
+        return real.outcomes(config.batch, split="train", balance=config.balance)
+
+    return ModelLearner(
+        REWARD_MODEL, trainer, draw, dict, weights, board, context=context, precision=precision,
+        every=config.every, burst=config.burst, validate_every=0,
+    )  # fmt: skip
+
+
+def _start_from(model: torch.nn.Module, weights: Weights, name: str) -> None:
+    first = weights.fetch(name, -1)
+    assert first is not None, f"the runner publishes the first weights of {name}"
+    load_arrays(model, first.arrays)
