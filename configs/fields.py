@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from dataclasses import field
+from typing import Annotated, TypeVar, cast
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as _pydantic_dataclass
@@ -17,8 +18,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 T = TypeVar("T")
 
 
-@dataclass_transform(kw_only_default=True)
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 def component(cls: type[T]) -> type[T]:
     """Make a typed config: keyword-only dataclass, unknown keys refused, no silent conversion between types."""
     decorate = _pydantic_dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
-    return decorate(cls)  # type: ignore[no-any-return]
+    return cast(type[T], decorate(cls))
