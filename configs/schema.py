@@ -92,6 +92,8 @@ class DemosConfig:
     """First seed; held-out evaluation starts lie elsewhere (``evaluation.seed``)."""
     envs: PositiveInt = 64
     """Environment slots."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """Discount per env step with which the rewards inside a chunk are summed: ``algorithm.gamma`` of the training."""
     noise: Annotated[list[NoiseLevel], Field(min_length=1)] = field(
         default_factory=lambda: [
             NoiseLevel(share=2.0, action_noise=0.1),

@@ -68,6 +68,12 @@ class StepResult:
     success: NDArray[np.bool_]
     """``[n]``: success happened in this chunk."""
 
+    def chunk_rewards(self, gamma: float) -> NDArray[np.float32]:
+        """``[n]``: rewards of the executed env steps, summed with the env-step discount ``gamma``."""
+        discounts = gamma ** np.arange(self.rewards.shape[1])
+        total: NDArray[np.float32] = (self.rewards * self.valid * discounts).sum(axis=1).astype(np.float32)
+        return total
+
 
 class DecisionEnv(Protocol):
     """N slots stepped by whole decisions."""

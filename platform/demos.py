@@ -1,0 +1,276 @@
+"""``python -m platform.demos key=value ...``: episodes of the tabletop's scripted expert, written as a dataset folder."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffers.dataset import DatasetWriter
+from buffers.records import Record
+from configs.errors import EnvError, ReverieError
+from configs.loader import config_to_dict, load_config
+from configs.schema import DemosConfig
+from configs.world_model import WorldModelConfig
+
+from .context import Context
+from .envs import make_env
+from .envs.base import Observation, StepResult
+from .envs.decision import TabletopDecisionEnv
+from .envs.expert import expert_chunks
+from .envs.tabletop_tasks import Floats, mix, uniform
+from .episode import EpisodeBuilder
+from .inference import Decisions
+
+log = logging.getLogger("reverie.demos")
+
+LEVEL_DOMAIN, NOISE_DOMAIN = np.uint64(0x1EE7), np.uint64(0x4015E)
+"""Keep the draws of noise levels and of noise apart from the starts, which come from the same seeds."""
+REPORT_EVERY_S = 5.0
+
+
+@dataclass
+class LevelSummary:
+    """What one noise level yielded."""
+
+    episodes: int = 0
+    successes: int = 0
+
+
+@dataclass
+class DemosSummary:
+    """What ``write_demos`` wrote."""
+
+    folder: Path
+    episodes: int
+    env_steps: int
+    bytes: int
+    wall_s: float
+    levels: list[LevelSummary] = field(default_factory=list)
+
+
+class Demonstrator:
+    """Chunks of tokens of the expert under each slot's noise level; a function of the episode's seed alone."""
+
+    def __init__(self, config: DemosConfig, context: Context, env: TabletopDecisionEnv) -> None:
+        self._env = env
+        self._tokenizer = context.tokenizer
+        self._noise = np.array([level.action_noise for level in config.noise], np.float32)
+        self._random = np.array([level.random_decisions for level in config.noise], np.float32)
+        self._shares = np.cumsum([level.share for level in config.noise])
+        self._keys = np.zeros(env.num_slots, np.uint64)
+        self._decisions = np.zeros(env.num_slots, np.uint64)
+        self.level = np.zeros(env.num_slots, np.int64)
+
+    def begin(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> None:
+        """Draw the noise level of the episodes that start in ``slots``."""
+        keys = seeds.astype(np.uint64)
+        self._keys[slots] = mix(keys ^ NOISE_DOMAIN, 0)
+        self._decisions[slots] = 0
+        draw = uniform(mix(keys ^ LEVEL_DOMAIN, 0), 0, 1)[:, 0] * self._shares[-1]
+        last = len(self._shares) - 1
+        self.level[slots] = np.minimum(np.searchsorted(self._shares, draw, side="right"), last)
+
+    def decide(self, slots: NDArray[np.int64]) -> NDArray[np.int16]:
+        """Tokens ``[n, K, 3]``: the expert in closed loop, disturbed, then quantised, so tokens are what is executed.
+
+        A random decision holds one uniform action for its whole chunk: the gripper then really opens or closes.
+        """
+        n, chunk, dim = len(slots), self._env.chunk, self._env.spec.action_dim
+        keys = mix(self._keys[slots], self._decisions[slots])
+        self._decisions[slots] += np.uint64(1)
+        noise = _normal(keys, chunk * dim).reshape(n, chunk, dim) * self._noise[self.level[slots], None, None]
+        draws = uniform(keys, 2, 1 + dim)
+        random = draws[:, :1] < self._random[self.level[slots], None]
+        held = 2 * draws[:, 1:] - 1
+        tokens = np.zeros((n, chunk, dim), np.int16)
+
+        def behave(step: int, actions: Floats) -> Floats:
+            disturbed = np.where(random, held, actions + noise[:, step])
+            tokens[:, step] = self._tokenizer.encode(disturbed)
+            return self._tokenizer.decode(tokens[:, step])
+
+        expert_chunks(self._env.worlds, slots, chunk, behave)
+        return tokens
+
+
+def _normal(keys: NDArray[np.uint64], count: int) -> Floats:
+    """``[n, count]`` standard normal numbers by Box and Muller."""
+    radius = np.sqrt(-2 * np.log1p(-uniform(keys, 0, count)))
+    return (radius * np.cos(np.float32(2 * np.pi) * uniform(keys, 1, count))).astype(np.float32)
+
+
+class DemosCollector:
+    """Runs every episode of the config once, many at a time, and hands each finished record to ``add``."""
+
+    def __init__(self, config: DemosConfig, add: Callable[[Record], None]) -> None:
+        self._config = config
+        self._add = add
+        self.context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
+        slots = min(config.envs, config.episodes)
+        env = make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
+        if not isinstance(env, TabletopDecisionEnv):
+            env.close()
+            raise EnvError(
+                f"no scripted expert for {config.env.kind}", where="env.kind", remedy="use env=tabletop"
+            )
+        self._env = env
+        self._demonstrator = Demonstrator(config, self.context, env)
+        self._episodes: dict[int, EpisodeBuilder] = {}
+        self._started = 0
+        self.finished = 0
+        self.env_steps = 0
+        self.levels = [LevelSummary() for _ in config.noise]
+
+    def run(self, report: Callable[[int], None]) -> None:
+        """Collect all; ``report`` hears the number of finished episodes after each decision."""
+        self._start(np.arange(self._env.num_slots))
+        while self._episodes:
+            slots = np.array(sorted(self._episodes), np.int64)
+            tokens = self._demonstrator.decide(slots)
+            result = self._env.step(slots, self.context.tokenizer.decode(tokens))
+            self._note(slots, tokens, result)
+            free = slots[result.terminated | result.truncated]
+            self._start(free[: self._config.episodes - self._started])
+            report(self.finished)
+
+    def _start(self, slots: NDArray[np.int64]) -> None:
+        if not len(slots):
+            return
+        numbers = np.arange(self._started, self._started + len(slots))
+        seeds = numbers + self._config.seed
+        self._started += len(slots)
+        first: Observation = self._env.reset(slots, seeds)
+        self._demonstrator.begin(slots, seeds)
+        for row, (slot, task) in enumerate(zip(slots, self._env.tasks(slots), strict=True)):
+            builder = EpisodeBuilder(int(numbers[row]), int(seeds[row]), task, first.instructions[row])
+            builder.see(first, row)
+            self._episodes[int(slot)] = builder
+
+    def _note(self, slots: NDArray[np.int64], tokens: NDArray[np.int16], result: StepResult) -> None:
+        unknown = Decisions(
+            tokens, np.zeros(tokens.shape, np.float32), np.zeros(len(slots), np.float32), version=0
+        )
+        rewards = result.chunk_rewards(self._config.gamma)
+        for row, slot in enumerate(slots):
+            builder = self._episodes[int(slot)]
+            builder.decide(unknown, row, result.valid[row], float(rewards[row]))
+            builder.see(result.observation, row)
+            if result.terminated[row] or result.truncated[row]:
+                self._finish(int(slot), row, result)
+
+    def _finish(self, slot: int, row: int, result: StepResult) -> None:
+        success = bool(result.success[row])
+        record = self._episodes.pop(slot).finish(
+            terminated=bool(result.terminated[row]),
+            truncated=bool(result.truncated[row]),
+            success=success,
+            source="demonstration",
+        )
+        level = int(self._demonstrator.level[slot])
+        record.extra["noise_level"] = float(level)
+        self._add(record)
+        self.finished += 1
+        self.env_steps += record.env_steps
+        self.levels[level].episodes += 1
+        self.levels[level].successes += success
+
+
+def write_demos(config: DemosConfig, progress: Callable[[int], None] = lambda finished: None) -> DemosSummary:
+    """Write ``config.out``: whole, or nothing of it.
+
+    Raises:
+        EnvError: there is no expert for the environment.
+        DataError: the folder exists.
+        ResourceError: the disk refuses.
+    """
+    began = time.monotonic()
+    context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
+    plain = config_to_dict(config)
+    spec = context.env_spec
+    info = {
+        "env": plain["env"],
+        "noise": plain["noise"],
+        "seed": config.seed,
+        "episodes": config.episodes,
+        "gamma": config.gamma,
+        "action_low": list(spec.action_low),
+        "action_high": list(spec.action_high),
+        "instructions": list(spec.instructions),
+    }
+    with DatasetWriter(config.out, context.record_spec, info) as writer:
+        collector = DemosCollector(config, writer.add)
+        collector.run(progress)
+    folder = Path(config.out)
+    return DemosSummary(
+        folder=folder,
+        episodes=collector.finished,
+        env_steps=collector.env_steps,
+        bytes=sum(path.stat().st_size for path in folder.iterdir()),
+        wall_s=time.monotonic() - began,
+        levels=collector.levels,
+    )
+
+
+def summarise(config: DemosConfig, summary: DemosSummary) -> str:
+    """A few lines for a person."""
+    lines = [
+        f"{summary.episodes} episodes, {summary.env_steps} env steps, {summary.bytes / 1e6:.1f} MB "
+        f"in {summary.wall_s:.1f} s: {summary.folder}"
+    ]
+    for level, result in zip(config.noise, summary.levels, strict=True):
+        share = f"{result.successes / result.episodes:.0%}" if result.episodes else "-"
+        lines.append(
+            f"  noise {level.action_noise:g}, random decisions {level.random_decisions:g}: "
+            f"{result.episodes} episodes, {share} succeed"
+        )
+    return "\n".join(lines)
+
+
+def _write_with_progress(config: DemosConfig) -> DemosSummary:
+    """A live bar on a terminal, else a plain line every few seconds."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, TextColumn("{task.speed:.0f}/s"), console=console) as bar:
+            task = bar.add_task("episodes", total=config.episodes)
+            return write_demos(config, lambda finished: bar.update(task, completed=finished))
+    began = last = time.monotonic()
+
+    def report(finished: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < REPORT_EVERY_S or not finished:
+            return
+        last = now
+        rate = finished / (now - began)
+        left = (config.episodes - finished) / rate
+        log.info("%d of %d episodes, %.0f/s, %.0f s left", finished, config.episodes, rate, left)
+
+    return write_demos(config, report)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        config = load_config(DemosConfig, sys.argv[1:] if argv is None else argv)
+        summary = _write_with_progress(config)
+    except ReverieError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write(summarise(config, summary) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
