@@ -58,6 +58,10 @@ class BusyClock:
         finally:
             self._busy += time.monotonic() - started
 
+    def add(self, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self._busy += seconds
+
     def take(self) -> tuple[float, float]:
         """(busy, wall) seconds since the last call."""
         now = time.monotonic()

@@ -1,0 +1,112 @@
+"""What runs inside a Ray actor: a role with its own loop, or a passive service."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ..metrics import BusyClock
+from ..role import Role, State
+from .base import Health
+
+IDLE_S = 0.005
+"""Pause of a loop that found nothing to do: a few calls to the services per such pause cost more than it."""
+
+
+class ServiceActor:
+    """A passive object behind one method."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._service = build()
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the service."""
+        return getattr(self._service, method)(*args, **kwargs)
+
+    def ready(self) -> bool:
+        """Answers once the service is built."""
+        return True
+
+
+class RoleActor:
+    """A role and the thread that lets it work."""
+
+    def __init__(self, name: str, build: Callable[[], Role], threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._name = name
+        self._role = build()
+        self._clock = BusyClock()
+        self._progress = 0
+        self._step_began: float | None = None
+        self._error: tuple[str, str] | None = None
+        self._running = threading.Event()
+        self._still = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def ready(self) -> bool:
+        """Answers once the role is built."""
+        return True
+
+    def _loop(self) -> None:
+        while self._error is None:
+            self._running.wait()
+            with self._still:
+                worked = self._step() if self._running.is_set() else True
+            if not worked:
+                time.sleep(IDLE_S)
+
+    def _step(self) -> bool:
+        self._step_began = time.monotonic()
+        busy_before = self._step_began
+        try:
+            worked = self._role.step()
+        except Exception as error:
+            self._error = (f"{type(error).__name__}: {error}", traceback.format_exc())
+            return False
+        finally:
+            self._step_began = None
+        if worked:
+            self._progress += 1
+            self._clock.add(time.monotonic() - busy_before)
+        return worked
+
+    def resume(self) -> None:
+        """Let the loop work."""
+        self._running.set()
+
+    def pause(self) -> bool:
+        """Hold the loop; answers when it stands between two steps."""
+        self._running.clear()
+        with self._still:
+            return True
+
+    def state(self) -> State:
+        """The role's."""
+        with self._still:
+            return self._role.state()
+
+    def load(self, state: State) -> None:
+        """Into the role."""
+        with self._still:
+            self._role.load(state)
+
+    def metrics(self) -> dict[str, float]:
+        """The role's, with its clock."""
+        busy, wall = self._clock.take()
+        return {**self._role.metrics(), "busy_s": busy, "wall_s": wall}
+
+    def health(self) -> tuple[Health, tuple[str, str] | None]:
+        """Progress, and the first exception with its traceback."""
+        began = self._step_began
+        return Health(self._name, self._progress, 0.0 if began is None else time.monotonic() - began), self._error
+
+    def infer(self, observation: Any, timeout_s: float) -> Any:
+        """For the inference service: ask and wait in this call's own thread."""
+        service: Any = self._role
+        return service.wait_for(service.submit(observation), timeout_s)

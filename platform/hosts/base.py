@@ -1,0 +1,73 @@
+"""What a host is: it places services and roles, lets the roles work, and can hold them still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ..role import Role, State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a role is doing."""
+
+    name: str
+    progress: int
+    """Steps that did something."""
+    step_s: float
+    """Seconds that the step under way has taken; 0 between steps."""
+
+
+class Host(Protocol):
+    """Runs the same role classes one after the other or beside each other."""
+
+    exact: bool
+    """Whether a run is reproducible bit for bit here."""
+
+    def place_service(self, name: str, build: Callable[[], T]) -> T:
+        """Place a passive object; what comes back has its methods."""
+        ...
+
+    def place_role(self, name: str, build: Callable[[], Role], *, serves: bool = False) -> Any:
+        """Place a role. ``serves``: others call it (the inference service); what comes back is for them."""
+        ...
+
+    def start(self) -> None:
+        """Wait until every role is built; they are still held."""
+        ...
+
+    def resume(self) -> None:
+        """Let the roles work."""
+        ...
+
+    def pump(self) -> None:
+        """Give the roles time (a round, or a short wait). Raises RoleFailure when one has died."""
+        ...
+
+    def pause(self, timeout_s: float) -> list[str]:
+        """Hold every role between two steps; names of those that did not stop in time."""
+        ...
+
+    def states(self, skip: list[str]) -> dict[str, State]:
+        """States of services and roles; the host must be paused."""
+        ...
+
+    def load(self, states: dict[str, State]) -> None:
+        """Continue from ``states``; the host must be paused."""
+        ...
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Each role's metrics, with ``busy_s`` and ``wall_s`` of its loop."""
+        ...
+
+    def health(self) -> list[Health]:
+        """Progress of every role."""
+        ...
+
+    def close(self) -> None:
+        """End every role and process."""
+        ...

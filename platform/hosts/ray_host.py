@@ -1,0 +1,218 @@
+"""The Ray host: one actor per role and per service, on this machine or on a cluster that is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from configs.errors import ResourceError, RoleFailure
+from configs.system import RayHostConfig
+
+from ..metrics import Averages
+from ..role import Role, State
+from .base import Health
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+INFER_TIMEOUT_S = 60.0
+CALLS_AT_ONCE = 32
+"""Threads of the inference actor: each waiting request holds one."""
+POLL_S = 0.25
+ANSWER_TIMEOUT_S = 30.0
+
+
+class ServiceProxy:
+    """Has the methods of the service that lives in an actor; each call waits for its answer."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        import ray
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return ray.get(self._actor.call.remote(method, *args, **kwargs))
+
+        return call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ServiceProxy, (self._actor,))
+
+
+class InferenceProxy:
+    """The inference service as a collector sees it; a ticket is Ray's reference to the answer."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def submit(self, observation: Any) -> Any:
+        """Ask."""
+        return self._actor.infer.remote(observation, INFER_TIMEOUT_S)
+
+    def poll(self, ticket: Any) -> Any:
+        """Look, waiting a moment so that a loop with nothing else to do does not spin."""
+        import ray
+
+        done, _ = ray.wait([ticket], timeout=0.02)
+        return ray.get(done[0]) if done else None
+
+
+class RayHost:
+    """Starts Ray unless an address is given; ends what it started."""
+
+    exact = False
+
+    def __init__(self, config: RayHostConfig) -> None:
+        self._config = config
+        self._services: dict[str, Any] = {}
+        self._roles: dict[str, Any] = {}
+        self._health: dict[str, Health] = {}
+        self._last_look = 0.0
+        self._averages = Averages()
+        self._begin()
+
+    def _begin(self) -> None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        import ray
+
+        began = time.monotonic()
+        if self._config.address is not None:
+            try:
+                ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise ResourceError(
+                    f"no Ray cluster answers: {str(error).splitlines()[0]}", where=f"host.address={self._config.address}",
+                    remedy="start one with ray start --head, or drop host.address",
+                ) from error  # fmt: skip
+        else:
+            ray.init(
+                num_cpus=max(16, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
+                logging_level="ERROR", object_store_memory=self._config.object_store_bytes,
+            )  # fmt: skip
+        log.info("Ray is up after %.1f s", time.monotonic() - began)
+
+    def place_service(self, name: str, build: Callable[[], T]) -> T:
+        """An actor that answers one call at a time."""
+        import ray
+
+        from .actors import ServiceActor
+
+        actor = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0).remote(build)
+        self._services[name] = actor
+        return cast(T, ServiceProxy(actor))
+
+    def place_role(self, name: str, build: Callable[[], Role], *, serves: bool = False) -> Any:
+        """An actor with a loop of its own."""
+        import ray
+
+        from .actors import RoleActor
+
+        calls = CALLS_AT_ONCE if serves else 4
+        options = ray.remote(RoleActor).options(num_cpus=0, max_restarts=0, max_concurrency=calls)
+        actor = options.remote(name, build, self._config.threads)
+        self._roles[name] = actor
+        return InferenceProxy(actor) if serves else ServiceProxy(actor)
+
+    def start(self) -> None:
+        """Wait for every constructor; the first failure is told by its role's name."""
+        import ray
+
+        for name, actor in (self._services | self._roles).items():
+            try:
+                ray.get(actor.ready.remote())
+            except ray.exceptions.RayError as error:
+                raise RoleFailure(f"{name} could not start: {_cause(error)}", where=name) from error
+
+    def resume(self) -> None:
+        """Let every loop work."""
+        import ray
+
+        ray.get([actor.resume.remote() for actor in self._roles.values()], timeout=ANSWER_TIMEOUT_S)
+
+    def pump(self) -> None:
+        """Wait a moment, then look after every actor."""
+        time.sleep(POLL_S)
+        if time.monotonic() - self._last_look >= 2 * POLL_S:
+            self._look()
+            self._last_look = time.monotonic()
+
+    def _look(self) -> None:
+        import ray
+
+        asked = {name: actor.health.remote() for name, actor in self._roles.items()}
+        asked |= {name: actor.ready.remote() for name, actor in self._services.items()}
+        for name, ref in asked.items():
+            try:
+                answer = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
+            except ray.exceptions.RayActorError as error:
+                raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error
+            except ray.exceptions.GetTimeoutError as error:
+                raise RoleFailure(f"{name} does not answer", where=name) from error
+            if name in self._services:
+                continue
+            self._health[name], failure = answer
+            if failure is not None:
+                log.error("%s", failure[1].rstrip())
+                raise RoleFailure(f"{name} failed: {failure[0]}", where=name)
+
+    def pause(self, timeout_s: float) -> list[str]:
+        """Hold every loop; the names of those still inside a step after ``timeout_s``."""
+        import ray
+
+        asked = {actor.pause.remote(): name for name, actor in self._roles.items()}
+        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        for ref in done:
+            ray.get(ref)
+        return [asked[ref] for ref in late]
+
+    def states(self, skip: list[str]) -> dict[str, State]:
+        """Of services and roles."""
+        import ray
+
+        asked = {name: actor.call.remote("state") for name, actor in self._services.items() if name not in skip}
+        asked |= {name: actor.state.remote() for name, actor in self._roles.items() if name not in skip}
+        return {name: ray.get(ref, timeout=ANSWER_TIMEOUT_S) for name, ref in asked.items()}
+
+    def load(self, states: dict[str, State]) -> None:
+        """Services first: roles look into them."""
+        import ray
+
+        ray.get([actor.call.remote("load", states[name]) for name, actor in self._services.items()])
+        ray.get([actor.load.remote(states[name]) for name, actor in self._roles.items()])
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Each role's metrics and clock."""
+        import ray
+
+        asked = {name: actor.metrics.remote() for name, actor in self._roles.items()}
+        return {name: ray.get(ref, timeout=ANSWER_TIMEOUT_S) for name, ref in asked.items()}
+
+    def health(self) -> list[Health]:
+        """As of the last look."""
+        return list(self._health.values())
+
+    def close(self) -> None:
+        """Kill the actors; end Ray if it was started here."""
+        import ray
+
+        if not ray.is_initialized():
+            return
+        for actor in [*self._roles.values(), *self._services.values()]:
+            ray.kill(actor, no_restart=True)
+        ray.shutdown()
+
+
+def _cause(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).strip().splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {lines[-1]}" if lines else type(cause).__name__
