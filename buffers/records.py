@@ -120,7 +120,9 @@ class Record:
             )
         if set(self.images) != set(spec.cameras):
             raise DataError(
-                f"record has cameras {sorted(self.images)}", where=where, remedy=f"give {sorted(spec.cameras)}"
+                f"record has cameras {sorted(self.images)}",
+                where=where,
+                remedy=f"give {sorted(spec.cameras)}",
             )
         wanted: list[tuple[str, NDArray[np.generic], tuple[int, ...], type]] = [
             ("proprio", self.proprio, (T + 1, spec.proprio_dim), np.float32),

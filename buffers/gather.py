@@ -1,0 +1,132 @@
+"""Batches gathered from rows by fancy indexing; no Python loop touches an array.
+
+Row arithmetic: a record's rows are ``start .. start + length``; decision t is row ``start + t``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffers.batches import OutcomeBatch, StartBatch, WindowBatch
+from buffers.columns import IMAGE_PREFIX, Facts
+from buffers.records import Images, RecordBatch
+from buffers.rows import Rows, RowStore
+from buffers.shelf import Item
+
+
+def gather_windows(
+    store: RowStore, items: Mapping[int, Item], rows: Rows, history: int, steps: int
+) -> WindowBatch:
+    """Windows whose first decisions are ``rows`` ``[B]``."""
+    start, length = _borders(store, rows)
+    offsets = np.arange(steps)
+    observed = _clip(rows[:, None] + np.arange(1 - history, steps + 1), start, start + length)
+    decided = _clip(rows[:, None] + offsets, start, start + length - 1)
+    ids = store.item[rows]
+    facts = _facts(items, ids)
+    mask = rows[:, None] + offsets < (start + length)[:, None]
+    return WindowBatch(
+        frames=_frames(store, observed),
+        proprio=store.arrays["proprio"][observed],
+        tokens=store.arrays["tokens"][decided],
+        valid=store.arrays["valid"][decided] & mask[..., None],
+        mask=mask,
+        success_within=_success_within(facts, start + length - rows, steps),
+        instructions=[fact.instruction for fact in facts],
+        ids=ids,
+        t=rows - start,
+    )
+
+
+def gather_starts(
+    store: RowStore, items: Mapping[int, Item], rows: Rows, history: int, horizon: int
+) -> StartBatch:
+    """Start states at the decisions ``rows`` ``[B]``."""
+    start, length = _borders(store, rows)
+    observed = _clip(rows[:, None] + np.arange(1 - history, 1), start, start + length)
+    ids = store.item[rows]
+    facts = _facts(items, ids)
+    remaining = start + length - rows
+    return StartBatch(
+        frames=_frames(store, observed),
+        proprio=store.arrays["proprio"][observed],
+        instructions=[fact.instruction for fact in facts],
+        tasks=[fact.task for fact in facts],
+        seeds=np.array([fact.seed for fact in facts], np.int64),
+        ids=ids,
+        t=rows - start,
+        remaining=remaining,
+        success_within=_success_within(facts, remaining, horizon),
+    )
+
+
+def gather_outcomes(store: RowStore, items: Mapping[int, Item], rows: Rows, successes: int) -> OutcomeBatch:
+    """Observations ``rows`` ``[B]``, of which the first ``successes`` are successes."""
+    return OutcomeBatch(
+        frames=_frames(store, rows),
+        proprio=store.arrays["proprio"][rows],
+        instructions=[fact.instruction for fact in _facts(items, store.item[rows])],
+        label=(np.arange(len(rows)) < successes).astype(np.float32),
+    )
+
+
+def gather_records(store: RowStore, items: Sequence[Item]) -> RecordBatch:
+    """Whole records, padded with zeros to the longest."""
+    start = np.array([item.start for item in items], np.int64)
+    lengths = np.array([item.length for item in items], np.int64)
+    facts = [item.facts for item in items]
+    longest = int(lengths.max())
+    columns: dict[str, NDArray[Any]] = {}
+    for column in store.columns:
+        offsets = np.arange(longest + int(column.observed))
+        inside = offsets < (lengths + int(column.observed))[:, None]
+        padded = store.arrays[column.name][_clip(start[:, None] + offsets, start, start + lengths)]
+        padded[~inside] = 0
+        columns[column.name] = padded
+    images = {
+        name.removeprefix(IMAGE_PREFIX): columns.pop(name)
+        for name in list(columns)
+        if name.startswith(IMAGE_PREFIX)
+    }
+    return RecordBatch(
+        images=images,
+        instructions=[fact.instruction for fact in facts],
+        lengths=lengths,
+        terminated=np.array([fact.terminated for fact in facts]),
+        truncated=np.array([fact.truncated for fact in facts]),
+        success=np.array([fact.success for fact in facts]),
+        imagined=np.array([fact.source == "imagined" for fact in facts]),
+        episode_ids=np.array([fact.episode_id for fact in facts], np.int64),
+        **columns,
+    )
+
+
+def _borders(store: RowStore, rows: Rows) -> tuple[Rows, Rows]:
+    return store.start[rows].astype(np.int64), store.length[rows].astype(np.int64)
+
+
+def _clip(rows: Rows, first: Rows, last: Rows) -> Rows:
+    return np.clip(rows, first[:, None], last[:, None])
+
+
+def _frames(store: RowStore, rows: Rows) -> Images:
+    return {
+        name.removeprefix(IMAGE_PREFIX): array[rows]
+        for name, array in store.arrays.items()
+        if name.startswith(IMAGE_PREFIX)
+    }
+
+
+def _facts(items: Mapping[int, Item], ids: Rows) -> list[Facts]:
+    return [items[key].facts for key in ids.tolist()]
+
+
+def _success_within(facts: list[Facts], remaining: Rows, horizon: int) -> NDArray[np.bool_]:
+    """A successful record succeeds with its last decision."""
+    success = np.array([fact.success for fact in facts], np.bool_)
+    within: NDArray[np.bool_] = success[:, None] & (np.arange(horizon + 1) >= remaining[:, None])
+    return within

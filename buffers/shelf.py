@@ -1,0 +1,156 @@
+"""Stored records: where each lies in the rows, what is known of it, and which of its rows can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from buffers.columns import Facts, join_record, split_record
+from buffers.index import RowIndex, Split
+from buffers.records import Record, RecordSpec
+from buffers.rows import Rows, RowStore, row_bytes
+from configs.errors import CheckpointError
+
+ITEM_BYTES = 1024
+"""Upper estimate of the Python objects of one record (facts, lifecycle row, dictionary slots)."""
+
+
+def bytes_per_row(spec: RecordSpec) -> int:
+    """All that one row costs. A record has two rows or more, so half of its Python objects is charged to each."""
+    return row_bytes(spec) + RowIndex.BYTES_PER_ROW + ITEM_BYTES // 2
+
+
+@dataclass(slots=True)
+class Item:
+    """A stored record."""
+
+    id: int
+    start: int
+    """First row."""
+    length: int
+    """Decisions."""
+    newest_version: int
+    """Policy version of the last decision."""
+    split: Split
+    facts: Facts
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types; ``from_json`` is the inverse."""
+        return {
+            "id": self.id,
+            "start": self.start,
+            "length": self.length,
+            "newest_version": self.newest_version,
+            "split": self.split,
+            "facts": self.facts.to_json(),
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Item:
+        """Read what ``to_json`` wrote."""
+        return Item(**(data | {"facts": Facts(**data["facts"])}))
+
+
+class Shelf:
+    """Records in a RowStore, oldest first."""
+
+    def __init__(self, spec: RecordSpec, capacity: int) -> None:
+        self._spec = spec
+        self.rows = RowStore(spec, capacity)
+        self.index = RowIndex(capacity)
+        self.items: dict[int, Item] = {}
+        """In the order of storing."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, touched or not."""
+        return self.rows.nbytes + self.index.nbytes
+
+    @property
+    def used_rows(self) -> int:
+        """Rows that hold records."""
+        return sum(item.length + 1 for item in self.items.values())
+
+    def plan(self, decisions: int, pinned: AbstractSet[int]) -> tuple[int, list[int]]:
+        """Where a record goes and which must leave first: see ``RowStore.plan``."""
+        return self.rows.plan(decisions + 1, pinned)
+
+    def put(self, key: int, start: int, record: Record, split: Split) -> None:
+        """Copy ``record`` into free rows at ``start``."""
+        arrays, facts = split_record(record)
+        self.rows.write(key, start, arrays)
+        self.items[key] = Item(key, start, record.length, int(record.version[-1]), split, facts)
+        self.index.add(split, start, record.length, success=facts.success, is_first=facts.is_first)
+
+    def remove(self, key: int) -> None:
+        """Forget a record."""
+        item = self.items.pop(key)
+        facts = item.facts
+        self.index.remove(item.split, item.start, item.length, success=facts.success, is_first=facts.is_first)
+        self.rows.free(item.start, item.length)
+
+    def read(self, key: int) -> Record:
+        """A copy of a stored record."""
+        item = self.items[key]
+        return join_record(self.rows.read(item.start, item.length), item.facts)
+
+    def draw_recent(
+        self, recent: int, split: Split, count: int, generator: np.random.Generator
+    ) -> Rows | None:
+        """``count`` decisions, uniform over those of the split's ``recent`` newest records; None if it is empty."""
+        newest = list(islice((item for item in reversed(self.items.values()) if item.split == split), recent))
+        if not newest:
+            return None
+        starts = np.array([item.start for item in newest], np.int64)
+        lengths = np.array([item.length for item in newest], np.int64)
+        ends = np.cumsum(lengths)
+        drawn = generator.integers(ends[-1], size=count)
+        which = np.searchsorted(ends, drawn, side="right")
+        rows: Rows = starts[which] + drawn - (ends - lengths)[which]
+        return rows
+
+    def state(self) -> dict[str, Any]:
+        """Arrays and JSON types from which ``load`` continues exactly, row for row."""
+        used = self._used()
+        return {
+            "spec": self._spec.to_json(),
+            "capacity": self.rows.capacity,
+            "head": self.rows.head,
+            "items": [item.to_json() for item in self.items.values()],
+            "columns": {name: array[used] for name, array in self.rows.arrays.items()},
+            "index": self.index.state(),
+        }
+
+    def load(self, state: dict[str, Any], *, where: str) -> None:
+        """Become the shelf that ``state`` describes.
+
+        DataError when it is of another RecordSpec, CheckpointError when it is of another capacity; then nothing
+        changes.
+        """
+        RecordSpec.from_json(state["spec"]).require(
+            self._spec, where=where, remedy="resume with the configuration of the checkpoint"
+        )
+        if state["capacity"] != self.rows.capacity:
+            raise CheckpointError(
+                f"checkpoint has room for {state['capacity']} rows, this buffer for {self.rows.capacity}",
+                where=where,
+                remedy="resume with the max_bytes of the checkpoint",
+            )
+        items = [Item.from_json(data) for data in state["items"]]
+        self.items = {item.id: item for item in items}
+        self.rows = RowStore(self._spec, state["capacity"])
+        for item in items:
+            self.rows.claim(item.id, item.start, item.length)
+        used = self._used()
+        for name, array in self.rows.arrays.items():
+            array[used] = state["columns"][name]
+        self.rows.head = state["head"]
+        self.index.load(state["index"])
+
+    def _used(self) -> Rows:
+        spans = [np.arange(item.start, item.start + item.length + 1) for item in self.items.values()]
+        return np.concatenate(spans) if spans else np.empty(0, np.int64)
