@@ -119,7 +119,7 @@ class Rollout:
         result = self._env.step(self._slots, actions)
         self._averages.add({"time/env/step_s": time.monotonic() - began})
         self.real_steps += int(result.valid.sum())
-        rewards = chunk_rewards(result.rewards, result.valid, self._gamma)
+        rewards = result.chunk_rewards(self._gamma)
         for row, slot in enumerate(self._slots):
             builder = self._episodes[int(slot)]
             builder.decide(decisions, row, result.valid[row], float(rewards[row]))
@@ -188,9 +188,3 @@ class Rollout:
         """Close the environments."""
         self._env.close()
 
-
-def chunk_rewards(rewards: NDArray[np.float32], valid: NDArray[np.bool_], gamma: float) -> NDArray[np.float32]:
-    """Rewards of a chunk's env steps ``[n, K]`` summed with the env-step discount: ``[n]``."""
-    discounts = gamma ** np.arange(rewards.shape[1])
-    total: NDArray[np.float32] = (rewards * valid * discounts).sum(axis=1).astype(np.float32)
-    return total

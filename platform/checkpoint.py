@@ -1,0 +1,94 @@
+"""Checkpoints of a run.
+
+::
+
+    checkpoints/
+      000120/                 policy turns done; renamed into place when complete, hashed in manifest.json
+        policy/               config.json, model.safetensors, card.json: all that evaluation needs
+        obs_model/            likewise, the averaged weights
+        reward_model/         likewise
+        training_state/       every role's and service's state, the runner's counters
+        buffers/              B_real and B_img
+      last -> 000120
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from configs.errors import CheckpointError
+
+from .context import Context
+from .models import write_model
+from .storage import disk_errors, load_tree, new_folder, save_tree, verify_folder
+from .weights import Arrays
+
+log = logging.getLogger(__name__)
+BUFFERS = ("b_real", "b_img")
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    states: dict[str, Any],
+    models: dict[str, Arrays],
+    context: Context,
+    *,
+    keep: int,
+) -> Path:
+    """Write ``folder/<step>`` complete or not at all, point ``last`` to it, delete all but the ``keep`` newest.
+
+    Raises ResourceError when the disk refuses; what was there before stays.
+    """
+    target = folder / f"{step:06d}"
+    if target.exists():
+        return target
+    buffers = {name: states[name] for name in BUFFERS if name in states}
+    others = {name: state for name, state in states.items() if name not in buffers}
+    with new_folder(target) as partial:
+        for name, arrays in models.items():
+            write_model(partial / name, context.describe(name), arrays, {"policy_turns": step})
+        for part, tree in (("training_state", others), ("buffers", buffers)):
+            (partial / part).mkdir()
+            save_tree(partial / part, "state", tree)
+    with disk_errors(folder):
+        _point_last(folder, target.name)
+        for old in complete(folder)[:-keep]:
+            shutil.rmtree(old)
+    return target
+
+
+def _point_last(folder: Path, name: str) -> None:
+    link = folder / ".last"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    os.replace(link, folder / "last")
+
+
+def complete(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir() and not path.is_symlink())
+
+
+def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]]:
+    """(step, states) of the newest checkpoint that verifies; torn ones are skipped with a warning.
+
+    Raises CheckpointError when there is none.
+    """
+    candidates = complete(folder)
+    for path in reversed(candidates):
+        try:
+            verify_folder(path)
+        except CheckpointError as error:
+            log.warning("skipped a torn checkpoint: %s", error)
+            continue
+        states = load_tree(path / "training_state", "state") | load_tree(path / "buffers", "state")
+        return int(path.name), states
+    raise CheckpointError(
+        "no complete checkpoint" if candidates else "no checkpoint", where=str(folder),
+        remedy="start a new run, or give the folder of another run as run.resume",
+    )  # fmt: skip

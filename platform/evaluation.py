@@ -1,0 +1,223 @@
+"""Success in the real environment, apart from training, and the outcome agreement of the models."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.system import EvaluationConfig
+
+from .acceleration import Precision, autocast
+from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
+from .metrics import Averages, SuccessRate
+from .role import State
+from .services import Modelling
+from .weights import Board, Weights, load_arrays
+
+if TYPE_CHECKING:
+    from policies.base import Policy
+    from world_models.obs_model import ObservationModel
+    from world_models.quality import QualityReport
+    from world_models.reward_model import RewardModel
+
+    from .envs.base import DecisionEnv, Observation
+
+QUALITY_WINDOWS = 128
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Trials in the real environment; trial k starts from seed ``first_seed + k``."""
+
+    success: NDArray[np.bool_]
+    """``[trials]``"""
+    env_steps: NDArray[np.int64]
+    """``[trials]``"""
+
+    @property
+    def rate(self) -> SuccessRate:
+        """With its interval."""
+        return SuccessRate.of(int(self.success.sum()), len(self.success))
+
+
+def evaluate_policy(
+    context: Context, env: DecisionEnv, policy: Policy, *, trials: int, first_seed: int, greedy: bool
+) -> Evaluation:
+    """Run each trial once, many at a time. An environment error propagates: it is no failure of the policy."""
+    import torch
+
+    generator = torch.Generator().manual_seed(first_seed)
+    success = np.zeros(trials, np.bool_)
+    steps = np.zeros(trials, np.int64)
+    begun = 0
+    trial_of: dict[int, int] = {}
+    seen: dict[int, Observation] = {}
+    while begun < trials or trial_of:
+        idle = [slot for slot in range(env.num_slots) if slot not in trial_of][: trials - begun]
+        if idle:
+            slots = np.array(idle, np.int64)
+            numbers = np.arange(begun, begun + len(idle))
+            _remember(seen, slots, env.reset(slots, first_seed + numbers))
+            trial_of.update(zip(idle, numbers.tolist(), strict=True))
+            begun += len(idle)
+        slots = np.array(sorted(trial_of), np.int64)
+        observation = _below([seen[int(slot)] for slot in slots])
+        with torch.inference_mode():
+            tokens, _ = policy.act(context.tensors(observation), greedy=greedy, generator=generator)
+        result = env.step(slots, context.tokenizer.decode(tokens.cpu().numpy()))
+        _remember(seen, slots, result.observation)
+        numbers = np.array([trial_of[int(slot)] for slot in slots])
+        success[numbers] |= result.success
+        steps[numbers] += result.valid.sum(axis=1)
+        for slot in slots[result.terminated | result.truncated]:
+            del trial_of[int(slot)], seen[int(slot)]
+    return Evaluation(success, steps)
+
+
+def _remember(seen: dict[int, Observation], slots: NDArray[np.int64], observation: Observation) -> None:
+    for row, slot in enumerate(slots):
+        seen[int(slot)] = observation.take(np.array([row]))
+
+
+def _below(observations: Sequence[Observation]) -> Observation:
+    from .inference import concatenate
+
+    return concatenate(list(observations))
+
+
+def measure_quality(
+    context: Context,
+    real: Modelling,
+    obs_model: ObservationModel,
+    reward_model: RewardModel,
+    *,
+    horizon: int,
+    windows: int,
+    precision: Precision,
+    seed: int = 0,
+) -> QualityReport:
+    """Outcome agreement by horizon on held-out windows of ``B_real`` (see ``world_models.quality``)."""
+    from world_models.quality import measure
+
+    config = context.world_model_config
+    batch = real.windows(windows, config.obs_model.history, horizon, split="held_out")
+    with autocast(context.device, precision):
+        return measure(
+            obs_model, reward_model, batch, encode=context.vocabulary.encode,
+            threshold=config.reward_model.threshold, seed=seed,
+        )  # fmt: skip
+
+
+class Evaluator:
+    """A role with a queue of jobs; one job per ``step``. Its env steps are no training data and are counted apart."""
+
+    def __init__(
+        self,
+        context: Context,
+        config: EvaluationConfig,
+        env: DecisionEnv,
+        real: Modelling,
+        weights: Weights,
+        board: Board,
+        *,
+        quality_horizon: int,
+        precision: Precision,
+    ) -> None:
+        self.name = "evaluator"
+        self._context, self._config, self._env = context, config, env
+        self._real, self._weights, self._board = real, weights, board
+        self._horizon, self._precision = quality_horizon, precision
+        self._policy = context.make_policy().eval()
+        self._models: dict[str, Any] = {}
+        if quality_horizon:
+            self._models = {
+                OBS_MODEL: context.make_obs_model().eval(),
+                REWARD_MODEL: context.make_reward_model().eval(),
+            }
+        self._jobs: deque[str] = deque()
+        self._next_policy = config.every
+        self._next_quality = 0
+        self._policy_version = 0
+        self._averages = Averages()
+        self._run = {"greedy": self._success, "sampled": self._success, "quality": self._quality}
+
+    def step(self) -> bool:
+        """Run the next job, if one is due."""
+        board = self._board.read()
+        self._plan(int(board.get("policy/version", 0)))
+        if not self._jobs:
+            return False
+        job = self._jobs.popleft()
+        began = time.monotonic()
+        self._run[job](job, board)
+        self._averages.add({f"time/evaluate/{job}_s": time.monotonic() - began})
+        return True
+
+    def _plan(self, version: int) -> None:
+        config = self._config
+        if self._models and config.quality_every and version >= self._next_quality:
+            self._jobs.append("quality")
+            self._next_quality = version + config.quality_every
+        if config.every and version >= self._next_policy:
+            self._jobs.extend(["greedy", "sampled"])
+            self._next_policy = version + config.every
+
+    def _success(self, job: str, board: dict[str, Any]) -> None:
+        if job == "greedy":
+            published = self._weights.fetch(POLICY, -1)
+            assert published is not None
+            load_arrays(self._policy, published.arrays)
+            self._policy_version = published.version
+        result = evaluate_policy(
+            self._context, self._env, self._policy, trials=self._config.online_trials,
+            first_seed=self._config.seed, greedy=job == "greedy",
+        )  # fmt: skip
+        steps = sum(value for key, value in board.items() if key.startswith("real_steps/"))
+        self._board.put(
+            {
+                f"evaluation/{job}": result.rate.to_json(),
+                f"evaluation/{job}_version": self._policy_version,
+                f"evaluation/{job}_real_steps": steps,
+            }
+        )
+
+    def _quality(self, job: str, board: dict[str, Any]) -> None:
+        for name, model in self._models.items():
+            published = self._weights.fetch(name, -1)
+            assert published is not None
+            load_arrays(model, published.arrays)
+        report = measure_quality(
+            self._context, self._real, self._models[OBS_MODEL], self._models[REWARD_MODEL],
+            horizon=self._horizon, windows=QUALITY_WINDOWS, precision=self._precision,
+        )  # fmt: skip
+        self._board.put({"quality/by_horizon": [asdict(row) for row in report.by_horizon]})
+
+    def state(self) -> State:
+        """What is due; models and policy come from the store."""
+        return {
+            "jobs": list(self._jobs),
+            "next_policy": self._next_policy,
+            "next_quality": self._next_quality,
+            "policy_version": self._policy_version,
+        }
+
+    def load(self, state: State) -> None:
+        """Continue from ``state``. A greedy evaluation that was due with its sampled twin pending is repeated."""
+        jobs = list(state["jobs"])
+        self._jobs = deque(["greedy", *jobs] if jobs[:1] == ["sampled"] else jobs)
+        self._next_policy, self._next_quality = state["next_policy"], state["next_quality"]
+        self._policy_version = state["policy_version"]
+
+    def metrics(self) -> dict[str, float]:
+        """Times of the jobs."""
+        return self._averages.take()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
