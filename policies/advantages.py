@@ -77,7 +77,7 @@ class AdvantageStatistics:
         """Of both together."""
         return AdvantageStatistics(self.sum + other.sum, self.sum_sq + other.sum_sq, self.n + other.n)
 
-    def all_reduce(self, device: torch.device | str = "cpu") -> AdvantageStatistics:
+    def all_reduced(self, device: torch.device | str = "cpu") -> AdvantageStatistics:
         """Summed over all ranks where ``torch.distributed`` is initialised, else unchanged.
 
         ``device`` must suit the backend: ``cuda`` for NCCL.

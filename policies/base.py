@@ -1,13 +1,14 @@
-"""What every policy is; ``policies.registry`` makes one.
+"""What every policy is, and how one is made.
 
 Shape letters: B observations, K actions per chunk, D action dimensions, P proprio numbers, L instruction words.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from configs.errors import DataError
+from configs.policy import PolicyConfig
 from policies.instructions import InstructionVocabulary
 from policies.tokens import ActionTokenizer
 
@@ -106,14 +108,20 @@ def observation_tensors(
 ) -> ObservationTensors:
     """Tensors on the CPU from images ``{camera: [B, H, W, 3]}``, proprio ``[B, P]`` and B instructions.
 
-    Contiguous arrays are shared, not copied. Raises DataError for a word outside the vocabulary.
+    Contiguous writable arrays are shared, not copied. Raises DataError for a word outside the vocabulary.
     """
     assert len(proprio) == len(instructions), f"{len(proprio)} observations, {len(instructions)} instructions"
     return ObservationTensors(
-        {name: torch.from_numpy(np.ascontiguousarray(frames)) for name, frames in images.items()},
-        torch.from_numpy(np.ascontiguousarray(proprio, dtype=np.float32)),
+        {name: _tensor(frames) for name, frames in images.items()},
+        _tensor(proprio),
         torch.from_numpy(vocabulary.encode(instructions)),
     )
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """Arrays out of a shared object store are read-only, which torch cannot express."""
+    contiguous = np.ascontiguousarray(array)
+    return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())
 
 
 @dataclass
@@ -124,39 +132,40 @@ class PolicyOutput:
     """Always float32: log-probabilities in half precision are too coarse for ratios."""
 
 
-class Policy(Protocol):
-    """An actor and a critic that share no parameters. Every implementation is also a ``torch.nn.Module``."""
+class Policy(nn.Module, ABC):
+    """An actor and a critic that share no parameters."""
 
     spec: PolicySpec
     vocabulary: InstructionVocabulary
 
+    @abstractmethod
     def forward(self, obs: ObservationTensors) -> PolicyOutput:
         """The actor alone."""
-        ...
 
+    @abstractmethod
+    def values(self, obs: ObservationTensors) -> Float[Tensor, " B"]:
+        """The critic, float32."""
+
+    @abstractmethod
+    def actor_parameters(self) -> Iterator[nn.Parameter]:
+        """What the policy loss trains."""
+
+    @abstractmethod
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """What the value loss trains."""
+
+    @torch.no_grad()
     def act(
         self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "B K D"], Float[Tensor, "B K D"]]:
-        """Tokens and their log-probabilities, without gradient."""
-        ...
+        """Tokens and their log-probabilities (float32), without gradient; the same generator gives the same tokens."""
+        return choose_tokens(self.forward(obs).logits, greedy=greedy, generator=generator)
 
     def log_probs(
         self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"]
     ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K D"]]:
-        """Log-probabilities of ``tokens`` and the entropies of their distributions."""
-        ...
-
-    def values(self, obs: ObservationTensors) -> Float[Tensor, " B"]:
-        """The critic."""
-        ...
-
-    def actor_parameters(self) -> Iterator[nn.Parameter]:
-        """What the policy loss trains."""
-        ...
-
-    def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """What the value loss trains."""
-        ...
+        """Log-probabilities of ``tokens`` and the entropies of their distributions, float32."""
+        return token_log_probs(self.forward(obs).logits, tokens)
 
 
 def token_log_probs(
@@ -182,3 +191,10 @@ def choose_tokens(
         waiting = torch.empty(log_p.shape, device=device).exponential_(generator=generator)
         tokens = (log_p - waiting.log().to(log_p.device)).argmax(dim=-1)
     return tokens, log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def make_policy(config: PolicyConfig, spec: PolicySpec) -> Policy:
+    """A policy with fresh weights, drawn from torch's global generator; ``config.path`` is not read here."""
+    from policies.registry import POLICIES
+
+    return POLICIES[type(config)](config, spec)

@@ -29,7 +29,8 @@ class InstructionVocabulary:
         self.length = max([1, *(len(words) for words in split)])
         self._rows: dict[str, NDArray[np.int64]] = {}
 
-    def __len__(self) -> int:
+    @property
+    def num_words(self) -> int:
         """Number of ids, padding included."""
         return len(self._ids) + 1
 

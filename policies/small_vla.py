@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from configs.policy import SmallVLAConfig
-from policies.base import ObservationTensors, PolicyOutput, PolicySpec, choose_tokens, token_log_probs
+from policies.base import ObservationTensors, Policy, PolicyOutput, PolicySpec
 from policies.instructions import InstructionVocabulary
 from policies.vision import InstructionEncoder, Keypoints, Stem
 
@@ -52,7 +52,8 @@ class DecoderBlock(nn.Module):
         key, value = (self._split(x) for x in self.key_value(tokens).chunk(2, dim=-1))
         seen = _attend(query, key, value)
         updated: Tensor = queries + self.out(seen.transpose(1, 2).flatten(2))
-        return updated + self.feed_forward(updated)
+        raised: Tensor = self.feed_forward(updated)
+        return updated + raised
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
@@ -66,7 +67,7 @@ class Actor(nn.Module):
         width, channels = config.width, config.stem_channels[-1]
         self.shape = (spec.chunk, spec.action_dim)
         self.cameras = list(spec.cameras)
-        self.words = InstructionEncoder(len(vocabulary), vocabulary.length, width)
+        self.words = InstructionEncoder(vocabulary.num_words, vocabulary.length, width)
         self.stems = nn.ModuleList(Stem(config.stem_channels, width) for _ in self.cameras)
         self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints) for _ in self.cameras)
         points = config.keypoints * len(self.cameras)
@@ -128,7 +129,7 @@ class Critic(nn.Module):
         super().__init__()
         width, channels = config.width, config.stem_channels[-1]
         self.cameras = list(spec.cameras)
-        self.words = InstructionEncoder(len(vocabulary), vocabulary.length, width)
+        self.words = InstructionEncoder(vocabulary.num_words, vocabulary.length, width)
         self.stems = nn.ModuleList(Stem(config.stem_channels, width) for _ in self.cameras)
         self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints) for _ in self.cameras)
         seen = len(self.cameras) * (config.keypoints * 2 + channels)
@@ -155,8 +156,8 @@ class Critic(nn.Module):
         return values
 
 
-class SmallVLA(nn.Module):
-    """The actor and the critic. Implements ``policies.base.Policy``."""
+class SmallVLA(Policy):
+    """The actor and the critic."""
 
     proprio_mean: Tensor
     proprio_scale: Tensor
@@ -179,19 +180,6 @@ class SmallVLA(nn.Module):
     def forward(self, obs: ObservationTensors) -> PolicyOutput:
         """The actor alone."""
         return PolicyOutput(self.actor(obs, self._proprio(obs)))
-
-    @torch.no_grad()
-    def act(
-        self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "B K D"], Float[Tensor, "B K D"]]:
-        """Tokens and their log-probabilities (float32), without gradient; the same generator gives the same tokens."""
-        return choose_tokens(self.forward(obs).logits, greedy=greedy, generator=generator)
-
-    def log_probs(
-        self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"]
-    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K D"]]:
-        """Log-probabilities of ``tokens`` and the entropies of their distributions, float32."""
-        return token_log_probs(self.forward(obs).logits, tokens)
 
     def values(self, obs: ObservationTensors) -> Float[Tensor, " B"]:
         """The critic, float32."""
