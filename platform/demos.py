@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from buffers.dataset import DatasetWriter
 from buffers.records import Record
+from configs.env import TabletopConfig
 from configs.errors import EnvError, ReverieError
 from configs.loader import config_to_dict, load_config
 from configs.schema import DemosConfig
@@ -115,11 +116,7 @@ class DemosCollector:
         self.context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
         slots = min(config.envs, config.episodes)
         env = make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
-        if not isinstance(env, TabletopDecisionEnv):
-            env.close()
-            raise EnvError(
-                f"no scripted expert for {config.env.kind}", where="env.kind", remedy="use env=tabletop"
-            )
+        assert isinstance(env, TabletopDecisionEnv)
         self._env = env
         self._demonstrator = Demonstrator(config, self.context, env)
         self._episodes: dict[int, EpisodeBuilder] = {}
@@ -182,8 +179,8 @@ class DemosCollector:
         self.levels[level].successes += success
 
 
-def write_demos(config: DemosConfig, progress: Callable[[int], None] = lambda finished: None) -> DemosSummary:
-    """Write ``config.out``: whole, or nothing of it.
+def write_demos(config: DemosConfig, progress: Callable[[int], None] | None = None) -> DemosSummary:
+    """Write ``config.out``: whole, or nothing of it. ``progress`` hears how many episodes have finished.
 
     Raises:
         EnvError: there is no expert for the environment.
@@ -191,6 +188,12 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] = lambda fi
         ResourceError: the disk refuses.
     """
     began = time.monotonic()
+    if not isinstance(config.env, TabletopConfig):
+        raise EnvError(
+            f"there is no scripted expert for env={config.env.kind}",
+            where="env.kind",
+            remedy="use env=tabletop",
+        )
     context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
     plain = config_to_dict(config)
     spec = context.env_spec
@@ -206,7 +209,7 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] = lambda fi
     }
     with DatasetWriter(config.out, context.record_spec, info) as writer:
         collector = DemosCollector(config, writer.add)
-        collector.run(progress)
+        collector.run(progress or _ignore)
     folder = Path(config.out)
     return DemosSummary(
         folder=folder,
@@ -216,6 +219,10 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] = lambda fi
         wall_s=time.monotonic() - began,
         levels=collector.levels,
     )
+
+
+def _ignore(_finished: int) -> None:
+    """Nobody wants to know."""
 
 
 def summarise(config: DemosConfig, summary: DemosSummary) -> str:
