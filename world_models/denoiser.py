@@ -14,6 +14,8 @@ from world_models.base import ModelSpec, coordinate_maps
 
 NOISE_FEATURES = 16
 """Fourier features of c_noise; it moves between -1.6 and 0.8, so a few smooth waves tell all levels apart."""
+NORM_GROUPS = 1
+"""One group: torch's CPU kernel for channels-last bfloat16 is 8 to 17 times faster than with several."""
 
 
 class Conditioner(nn.Module):
@@ -94,7 +96,7 @@ def make_unet(config: ObsModelConfig, *, in_channels: int, out_channels: int) ->
         up_block_types=("UpBlock2D",) * levels,
         block_out_channels=tuple(config.channels),
         layers_per_block=config.layers_per_block,
-        norm_num_groups=math.gcd(8, *config.channels),
+        norm_num_groups=NORM_GROUPS,
         resnet_time_scale_shift="scale_shift",
         class_embed_type="identity",
         add_attention=False,

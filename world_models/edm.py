@@ -49,9 +49,10 @@ def draw_sigmas(
 
 
 def draw_noise(shape: tuple[int, int, int, int], generator: torch.Generator) -> Float[Tensor, "B C h w"]:
-    """Unit Gaussian noise, channels last in memory."""
-    noise = torch.empty(shape, device=generator.device, memory_format=torch.channels_last)
-    return noise.normal_(generator=generator)
+    """Unit Gaussian noise, channels last in memory (drawn in memory's order, which is much faster)."""
+    rows, channels, height, width = shape
+    noise = torch.randn(rows, height, width, channels, generator=generator, device=generator.device)
+    return noise.movedim(-1, 1)
 
 
 def draw_offset(

@@ -88,14 +88,14 @@ class ImaginedWorlds:
     ) -> ImaginedObservation:
         """Start B worlds from real observations.
 
-        ``frames`` is {camera: uint8 ``[B, L, H, W, 3]``}, the present last; ``proprio`` ``[B, P]`` of the present.
+        ``frames`` is {camera: uint8 ``[B, L, H, W, 3]``}, the present last; ``proprio`` ``[B, L, P]`` likewise.
         Raises DataError where shapes are not the models'.
         """
         self._check(frames, proprio)
         self._instructions = list(instructions)
         self._words = torch.from_numpy(self._encode(self._instructions)).to(self._device)
         self._history = self.obs_model.pixels(frames_to_torch(frames, self._device))
-        self._proprio = torch.from_numpy(proprio).to(self._device)
+        self._proprio = torch.from_numpy(proprio[:, -1].copy()).to(self._device)
         self._images = {name: frame[:, -1].copy() for name, frame in frames.items()}
         self._probability = self.reward_model.probability(
             frames_to_torch(self._images, self._device), self._words
@@ -170,9 +170,10 @@ class ImaginedWorlds:
                     where="imagination",
                     remedy=remedy,
                 )
-        if proprio.shape != (rows, spec.proprio_dim) or proprio.dtype != np.float32:
+        expected = (rows, length, spec.proprio_dim)
+        if proprio.shape != expected or proprio.dtype != np.float32:
             raise DataError(
-                f"start proprio is {proprio.dtype}{list(proprio.shape)}, not float32{[rows, spec.proprio_dim]}",
+                f"start proprio is {proprio.dtype}{list(proprio.shape)}, not float32{list(expected)}",
                 where="imagination",
                 remedy=remedy,
             )

@@ -156,7 +156,9 @@ class ObsModelTrainer(AveragedTrainer):
         seed: int,
         learning_rate: float | None = None,
         total_updates: int | None = None,
+        chains: bool = False,
     ) -> None:
+        """``chains``: train on own predictions from the first update, as suits a model that has been pretrained."""
         super().__init__(
             model,
             learning_rate=config.learning_rate if learning_rate is None else learning_rate,
@@ -166,6 +168,7 @@ class ObsModelTrainer(AveragedTrainer):
             total_updates=total_updates,
         )
         self.model = model
+        self._first_chain = 0 if chains else config.rollout_start
         self.averaged: ObservationModel = self._averaged  # type: ignore[assignment]
         self._config = config
         self._encode = encode
@@ -173,11 +176,11 @@ class ObsModelTrainer(AveragedTrainer):
     @property
     def window_steps(self) -> int:
         """Decisions S that the next batch of windows should hold: 1 until chains begin."""
-        return 1 if self.updates < self._config.rollout_start else self._config.rollout_steps + 1
+        return self._config.rollout_steps + 1 if self.updates >= self._first_chain else 1
 
     def update(self, batch: TransitionWindows) -> dict[str, float]:
         """One optimizer step. Statistics: loss, image_loss, proprio_loss, chain, grad_norm, learning_rate, skipped."""
-        chains = self.updates >= self._config.rollout_start
+        chains = self.updates >= self._first_chain
         loss, stats = self.model.loss(
             *self._tensors(batch), generator=self.generator, rollout_model=self.averaged if chains else None
         )

@@ -1,0 +1,257 @@
+"""How far the models can be believed, measured on held-out real episodes.
+
+The measure is outcome agreement: from one real start, under the recorded actions, does success happen in both worlds?
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, UInt8
+from numpy.typing import NDArray
+
+from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.obs_model import ObservationModel
+from world_models.reward_model import RewardModel
+from world_models.training import LabelledFrames, TransitionWindows
+
+ROWS = 128
+"""Windows imagined together."""
+
+
+class JudgedWindows(TransitionWindows, Protocol):
+    """Held-out windows that know how the real episode went on."""
+
+    success_within: NDArray[np.bool_]
+    """``[B, S+1]``: the record succeeds within h decisions, for h = 0..S."""
+
+
+@dataclass(frozen=True)
+class HorizonQuality:
+    """Outcomes within ``horizon`` decisions; all shares are of all windows."""
+
+    horizon: int
+    windows: int
+    agreement: float
+    """Success in both worlds or in neither."""
+    false_success: float
+    """Success in imagination only: what a policy learns to exploit."""
+    missed_success: float
+    """Success in reality only."""
+    real_success: float
+    imagined_success: float
+
+
+@dataclass(frozen=True)
+class QualityReport:
+    """Both models together, open loop."""
+
+    by_horizon: list[HorizonQuality]
+    psnr_by_step: list[float]
+    """dB of imagined against real frames after 1, 2, … decisions, over the windows that last that long."""
+    psnr_copy_by_step: list[float]
+    """dB of the first frame against the same real frames: what an imagination without motion would have."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types; ``from_json`` is the inverse."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> QualityReport:
+        """Read what ``to_json`` wrote."""
+        rows = [HorizonQuality(**row) for row in data["by_horizon"]]
+        return QualityReport(rows, list(data["psnr_by_step"]), list(data["psnr_copy_by_step"]))
+
+
+@dataclass(frozen=True)
+class RewardQuality:
+    """M_reward alone, on real held-out frames."""
+
+    auc: float
+    """Probability that a success frame scores above another one; ties count half."""
+    precision: float
+    recall: float
+    false_success: float
+    """Share of the frames without success that the model calls success."""
+    successes: int
+    others: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Held-out windows imagined under the recorded actions; row 0 in time is the real start."""
+
+    frames: dict[str, UInt8[NDArray[np.uint8], "N S1 H W 3"]]
+    probabilities: Float[NDArray[np.float32], "N S1"]
+    """Success probability of each imagined frame; past a record's end it is 0 and frames repeat."""
+
+
+@torch.no_grad()
+def imagine_open_loop(
+    obs_model: ObservationModel,
+    reward_model: RewardModel,
+    windows: TransitionWindows,
+    *,
+    encode: InstructionEncoder,
+    seed: int,
+) -> OpenLoop:
+    """Imagine every window from its real start, as long as the record has actions."""
+    count = windows.mask.shape[0]
+    parts = [
+        _imagine_rows(obs_model, reward_model, windows, np.arange(i, min(i + ROWS, count)), encode, seed + i)
+        for i in range(0, count, ROWS)
+    ]
+    return OpenLoop(
+        {name: np.concatenate([p.frames[name] for p in parts]) for name in windows.frames},
+        np.concatenate([p.probabilities for p in parts]),
+    )
+
+
+def _imagine_rows(
+    obs_model: ObservationModel,
+    reward_model: RewardModel,
+    windows: TransitionWindows,
+    rows: NDArray[np.int64],
+    encode: InstructionEncoder,
+    seed: int,
+) -> OpenLoop:
+    device = next(obs_model.parameters()).device
+    steps = windows.mask.shape[1]
+    length = next(iter(windows.frames.values())).shape[1] - steps
+    generator = torch.Generator(device).manual_seed(seed)
+    words = torch.from_numpy(encode([windows.instructions[i] for i in rows])).to(device)
+    tokens = torch.from_numpy(windows.tokens[rows]).to(device)
+    mask = torch.from_numpy(windows.mask[rows]).to(device)
+    past = frames_to_torch({name: frame[rows, :length] for name, frame in windows.frames.items()}, device)
+    history = obs_model.pixels(past)
+    proprio = torch.from_numpy(windows.proprio[rows, length - 1]).to(device)
+    present = {name: frame[:, -1].clone() for name, frame in past.items()}
+    frames = {name: [frame.cpu().numpy()] for name, frame in present.items()}
+    probabilities = [reward_model.probability(present, words).float().cpu().numpy()]
+    for step in range(steps):
+        on = mask[:, step].nonzero()[:, 0]
+        probability = torch.zeros(len(rows), device=device)
+        if len(on):
+            actions = normalized_actions(tokens[on, step], obs_model.spec.bins)
+            pixels, proprio[on] = obs_model.imagine(
+                history[on], proprio[on], actions, words[on], generator=generator
+            )
+            history[on] = torch.cat([history[on][:, 1:], pixels[:, None]], dim=1)
+            seen = obs_model.frames(pixels)
+            probability[on] = reward_model.probability(seen, words[on]).float()
+            for name, frame in seen.items():
+                present[name][on] = frame
+        for name in frames:
+            frames[name].append(present[name].cpu().numpy().copy())
+        probabilities.append(probability.cpu().numpy())
+    return OpenLoop(
+        {name: np.stack(series, axis=1) for name, series in frames.items()}, np.stack(probabilities, axis=1)
+    )
+
+
+def outcome_agreement(
+    obs_model: ObservationModel,
+    reward_model: RewardModel,
+    windows: JudgedWindows,
+    *,
+    encode: InstructionEncoder,
+    threshold: float,
+    seed: int = 0,
+) -> QualityReport:
+    """Agreement by horizon 1..S and PSNR by step over held-out windows of S decisions.
+
+    A record that ended before h counts with what happened until its end: imagination goes on only while the recorded
+    actions last.
+    """
+    film = imagine_open_loop(obs_model, reward_model, windows, encode=encode, seed=seed)
+    imagined = np.logical_or.accumulate(film.probabilities[:, 1:] >= threshold, axis=1)
+    rows = compare_outcomes(imagined, windows.success_within[:, 1:])
+    steps = windows.mask.shape[1]
+    real = {name: frame[:, -steps:] for name, frame in windows.frames.items()}
+    made = {name: frame[:, 1:] for name, frame in film.frames.items()}
+    still = {name: np.repeat(frame[:, :1], steps, axis=1) for name, frame in film.frames.items()}
+    return QualityReport(
+        rows, _psnr_by_step(made, real, windows.mask), _psnr_by_step(still, real, windows.mask)
+    )
+
+
+def compare_outcomes(
+    imagined: Bool[NDArray[np.bool_], "N S"], real: Bool[NDArray[np.bool_], "N S"]
+) -> list[HorizonQuality]:
+    """Rows for horizons 1..S from "success within h" in both worlds."""
+    return [
+        HorizonQuality(
+            horizon=h + 1,
+            windows=len(imagined),
+            agreement=float((imagined[:, h] == real[:, h]).mean()),
+            false_success=float((imagined[:, h] & ~real[:, h]).mean()),
+            missed_success=float((~imagined[:, h] & real[:, h]).mean()),
+            real_success=float(real[:, h].mean()),
+            imagined_success=float(imagined[:, h].mean()),
+        )
+        for h in range(imagined.shape[1])
+    ]
+
+
+def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    """``10 log10(255^2 / MSE)`` over all pixels; equal frames count as an error of a hundredth of a grey level."""
+    error = float(np.mean((a.astype(np.float32) - b.astype(np.float32)) ** 2))
+    return float(10 * np.log10(255.0**2 / max(error, 1e-4)))
+
+
+def _psnr_by_step(
+    a: dict[str, NDArray[np.uint8]], b: dict[str, NDArray[np.uint8]], mask: NDArray[np.bool_]
+) -> list[float]:
+    """Mean over cameras; steps that no window has are left out."""
+    steps = [s for s in range(mask.shape[1]) if mask[:, s].any()]
+    return [
+        float(np.mean([psnr(a[name][mask[:, s], s], b[name][mask[:, s], s]) for name in sorted(a)]))
+        for s in steps
+    ]
+
+
+@torch.no_grad()
+def reward_quality(
+    reward_model: RewardModel, batch: LabelledFrames, *, encode: InstructionEncoder, threshold: float
+) -> RewardQuality:
+    """M_reward on held-out frames; ratios without a case are 0."""
+    device = next(reward_model.parameters()).device
+    scores = []
+    for i in range(0, len(batch.label), ROWS):
+        words = torch.from_numpy(encode(batch.instructions[i : i + ROWS])).to(device)
+        frames = {name: frame[i : i + ROWS] for name, frame in batch.frames.items()}
+        scores.append(reward_model.probability(frames_to_torch(frames, device), words).float().cpu().numpy())
+    return judge_scores(np.concatenate(scores), batch.label > 0.5, threshold)
+
+
+def judge_scores(scores: NDArray[np.float32], success: NDArray[np.bool_], threshold: float) -> RewardQuality:
+    """AUC by ranks (Mann-Whitney), precision, recall and false-success rate at ``threshold``."""
+    called = scores >= threshold
+    hits = int((called & success).sum())
+    positives, negatives = int(success.sum()), int((~success).sum())
+    return RewardQuality(
+        auc=_auc(scores, success),
+        precision=hits / max(1, int(called.sum())),
+        recall=hits / max(1, positives),
+        false_success=int((called & ~success).sum()) / max(1, negatives),
+        successes=positives,
+        others=negatives,
+    )
+
+
+def _auc(scores: NDArray[np.float32], success: NDArray[np.bool_]) -> float:
+    """0.5 where one of the classes is empty."""
+    positives, negatives = int(success.sum()), int((~success).sum())
+    if positives == 0 or negatives == 0:
+        return 0.5
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    rank_sum = float(mean_rank[inverse][success].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
