@@ -1,0 +1,430 @@
+"""The replay buffer in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buffers.index import is_held_out
+from buffers.memory import MemoryBuffer
+from buffers.rows import RowSet
+from buffers.shelf import bytes_per_row
+from configs.errors import CheckpointError, ConfigError, DataError, ReplayError
+from configs.system import BufferConfig
+from tests.records_helper import assert_same_record, make_record, make_spec
+
+SPEC = make_spec()
+
+
+def make_buffer(
+    rows: int = 1000, *, held_out: float = 0.0, reuse_limit: int = 1, seed: int = 0
+) -> MemoryBuffer:
+    config = BufferConfig(max_bytes=rows * bytes_per_row(SPEC), reuse_limit=reuse_limit, held_out=held_out)
+    return MemoryBuffer(SPEC, config, seed=seed, name="real")
+
+
+def fill(buffer: MemoryBuffer, lengths: list[int], **facts: Any) -> list[int]:
+    """Record number i has length ``lengths[i]``."""
+    return buffer.extend([make_record(SPEC, i, length, **facts) for i, length in enumerate(lengths)])
+
+
+# --- storing
+
+
+def test_records_come_back_unchanged() -> None:
+    buffer = make_buffer()
+    records = [make_record(SPEC, i, 1 + i, success=i == 1, horizon=i, extra={"x": 1.5}) for i in range(3)]
+    for key, record in zip(buffer.extend(records), records, strict=True):
+        assert_same_record(record, buffer.get(key))
+    assert [r.length for r in buffer.episodes()] == [1, 2, 3]
+    assert [r.length for r in buffer.episodes(limit=2)] == [2, 3]
+
+
+def test_a_bad_record_is_refused_and_nothing_is_stored() -> None:
+    buffer = make_buffer()
+    bad = make_record(SPEC, 1, 3)
+    bad.rewards[1] = np.nan
+    before = buffer.stats()
+    with pytest.raises(DataError, match="rewards"):
+        buffer.extend([make_record(SPEC, 0, 3), bad])
+    (sample,) = buffer.admit(1, version=0)
+    buffer.begin([sample])
+    with pytest.raises(DataError, match="rewards"):
+        buffer.append(bad, sample)
+    with pytest.raises(ReplayError, match="attempt"):
+        buffer.append(make_record(SPEC, 1, 3, attempt=1), sample)
+    after = buffer.stats()
+    assert after["lifecycle"] == before["lifecycle"] | {"running": 1}
+    assert (after["items"], after["decisions"]) == (0, 0)
+    assert buffer.append(make_record(SPEC, 1, 3), sample) == sample
+
+
+def test_the_oldest_leave_first() -> None:
+    buffer = make_buffer(rows=20)
+    fill(buffer, [4] * 7)
+    stats = buffer.stats()
+    assert buffer.ids() == [3, 4, 5, 6], "four records of five rows fit"
+    assert stats["lifecycle"]["expired"] == 3
+    assert stats["bytes"] == stats["capacity_bytes"]
+    with pytest.raises(ReplayError, match="not stored"):
+        buffer.get(0)
+
+
+def test_leased_records_stay_and_are_stepped_over() -> None:
+    buffer = make_buffer(rows=20)
+    fill(buffer, [4, 4, 4, 4])
+    lease = buffer.lease(4)
+    assert lease is not None
+    assert lease.ids == [0]
+    fill(buffer, [4] * 9)
+    assert 0 in buffer.ids()
+    np.testing.assert_array_equal(buffer.get(0).values, lease.batch.values[0])
+    buffer.commit(lease.lease_id)
+    fill(buffer, [4] * 4)
+    assert 0 not in buffer.ids()
+
+
+def test_a_buffer_full_of_leases_says_so_and_keeps_everything() -> None:
+    buffer = make_buffer(rows=20)
+    fill(buffer, [4, 4, 4, 4])
+    lease = buffer.lease(12)
+    assert lease is not None
+    with pytest.raises(ReplayError, match="leased records fill the buffer"):
+        buffer.append(make_record(SPEC, 9, 7))
+    assert buffer.ids() == [0, 1, 2, 3]
+    buffer.append(make_record(SPEC, 9, 4))
+    assert buffer.ids() == [0, 1, 2, 4]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 8), st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_rows_never_overlap_and_draws_see_exactly_what_is_stored(steps: list[tuple[int, bool, bool]]) -> None:
+    buffer = make_buffer(rows=30, reuse_limit=2)
+    leases: list[int] = []
+    expected = {}
+    for number, (length, take, end) in enumerate(steps):
+        record = make_record(SPEC, number, length, success=number % 3 == 0)
+        try:
+            expected[buffer.append(record)] = record
+        except ReplayError:
+            assert leases
+        if take and (lease := buffer.lease(1)):
+            leases.append(lease.lease_id)
+        if end and leases:
+            buffer.commit(leases.pop())
+    stored = buffer.ids()
+    for key in stored:
+        assert_same_record(expected[key], buffer.get(key))
+    stats = buffer.stats()
+    assert stats["decisions"] == sum(expected[key].length for key in stored)
+    assert stats["train_successes"] == sum(expected[key].success for key in stored)
+    assert stats["bytes"] <= stats["capacity_bytes"]
+    windows = buffer.windows(200, 1, 1)
+    assert set(windows.ids.tolist()) <= set(stored)
+
+
+def test_capacity_is_exact_in_bytes() -> None:
+    spec = make_spec(size=32)
+    buffer = MemoryBuffer(spec, BufferConfig(max_bytes=10_000_000), seed=0, name="real")
+    held = buffer._shelf.nbytes
+    assert 0.8 * 10_000_000 < held <= 10_000_000
+    with pytest.raises(ConfigError, match=r"buffers.tiny.max_bytes.*at least"):
+        MemoryBuffer(spec, BufferConfig(max_bytes=10_000), seed=0, name="tiny")
+
+
+# --- the policy learner
+
+
+def test_lease_takes_the_least_used_then_the_oldest() -> None:
+    buffer = make_buffer(reuse_limit=2)
+    fill(buffer, [3, 3, 3])
+    first = buffer.lease(4)
+    assert first is not None
+    assert first.ids == [0, 1]
+    assert buffer.available_decisions() == 3
+    buffer.commit(first.lease_id)
+    second = buffer.lease(4)
+    assert second is not None
+    assert second.ids == [2, 0]
+    buffer.release(second.lease_id)
+    recent = buffer.lease(4, prefer_recent=True)
+    assert recent is not None
+    assert recent.ids == [2, 1]
+    buffer.release(recent.lease_id)
+    by_count = buffer.lease(1, samples=3)
+    assert by_count is not None
+    assert by_count.ids == [2, 0, 1]
+    buffer.commit(by_count.lease_id)
+    stats = buffer.stats()
+    assert stats["lifecycle"] == Counter(buffered=1, consumed=2) | dict.fromkeys(
+        ("admitted", "running", "leased", "expired", "failed"), 0
+    )
+    assert stats["items"] == 3, "the frames of consumed samples stay for the models"
+    assert stats["uses_per_sample"] == pytest.approx(5 / 3)
+
+
+def test_lease_is_none_when_there_is_too_little() -> None:
+    buffer = make_buffer()
+    fill(buffer, [3])
+    assert buffer.lease(4) is None
+    assert buffer.lease(1, samples=2) is None
+    assert buffer.stats()["lifecycle"]["buffered"] == 1
+
+
+def test_demonstrations_are_never_leased() -> None:
+    buffer = make_buffer()
+    buffer.append(make_record(SPEC, 0, 3, source="demonstration"))
+    assert buffer.available_decisions() == 0
+    assert buffer.lease(1) is None
+    assert buffer.windows(4, 1, 1).ids.tolist() == [0] * 4
+    with pytest.raises(DataError, match="demonstration"):
+        buffer.append(make_record(SPEC, 0, 3, source="demonstration"), sample_id=1)
+
+
+def test_old_records_expire_for_the_policy_only() -> None:
+    buffer = make_buffer()
+    old = buffer.append(make_record(SPEC, 0, 3, version=4))
+    new = buffer.append(make_record(SPEC, 1, 3, version=5))
+    lease = buffer.lease(1, min_version=5)
+    assert lease is not None
+    assert lease.ids == [new]
+    assert buffer.stats()["lifecycle"]["expired"] == 1
+    assert old in buffer.ids()
+
+
+def test_a_lease_is_padded_with_zeros() -> None:
+    buffer = make_buffer()
+    fill(buffer, [2, 4], success=True)
+    lease = buffer.lease(6)
+    assert lease is not None
+    batch = lease.batch
+    np.testing.assert_array_equal(batch.lengths, [2, 4])
+    np.testing.assert_array_equal(batch.decisions.sum(1), [2, 4])
+    np.testing.assert_array_equal(batch.images["camera0"][:, :, 0, 0, 1], [[0, 1, 2, 0, 0], [0, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(batch.images["camera0"][1, :, 0, 0, 0], 1)
+    np.testing.assert_array_equal(batch.proprio[0, :, 1], [0, 1, 2, 0, 0])
+    np.testing.assert_array_equal(batch.rewards, [[0, 1, 0, 0], [0, 1, 2, 3]])
+    np.testing.assert_array_equal(batch.valid.sum((1, 2)), [4, 8])
+    assert batch.instructions == ["reach 0", "reach 1"]
+    assert batch.terminated.all()
+    assert not batch.truncated.any()
+    assert not batch.imagined.any()
+
+
+# --- the models
+
+
+@pytest.mark.parametrize(("history", "steps"), [(1, 0), (1, 5), (3, 2), (4, 9)])
+def test_windows_never_cross_records(history: int, steps: int) -> None:
+    buffer = make_buffer(rows=60)
+    lengths = [int(n) for n in np.random.default_rng(3).integers(1, 9, size=30)]
+    fill(buffer, lengths)
+    windows = buffer.windows(400, history, steps)
+    frames = windows.frames["camera0"]
+    assert frames.shape == (400, history + steps, 4, 4, 3)
+    numbers = windows.ids
+    length = np.array(lengths)[numbers]
+    wanted = np.clip(windows.t[:, None] + np.arange(1 - history, steps + 1), 0, length[:, None])
+    np.testing.assert_array_equal(frames[:, :, 0, 0, 0], np.broadcast_to(numbers[:, None], wanted.shape))
+    np.testing.assert_array_equal(frames[:, :, 0, 0, 1], wanted)
+    np.testing.assert_array_equal(windows.proprio[:, :, 1], wanted)
+    decisions = windows.t[:, None] + np.arange(steps)
+    np.testing.assert_array_equal(windows.mask, decisions < length[:, None])
+    np.testing.assert_array_equal(windows.tokens[..., 0, 0], np.minimum(decisions, length[:, None] - 1))
+    np.testing.assert_array_equal(windows.valid.any(-1), windows.mask)
+    assert windows.instructions == [f"reach {n}" for n in numbers]
+
+
+def test_window_starts_are_uniform_over_decisions() -> None:
+    buffer = make_buffer()
+    fill(buffer, [1, 3, 8])
+    windows = buffer.windows(12_000, 1, 1)
+    counts = Counter(zip(windows.ids.tolist(), windows.t.tolist(), strict=True))
+    assert len(counts) == 12
+    # 5.5 standard deviations of a binomial(12000, 1/12).
+    assert all(abs(count - 1000) < 166 for count in counts.values())
+
+
+def test_episode_starts_only() -> None:
+    buffer = make_buffer()
+    buffer.append(make_record(SPEC, 0, 5))
+    buffer.append(make_record(SPEC, 1, 5, is_first=False))
+    windows = buffer.windows(50, 2, 3, episode_start=True)
+    assert set(windows.t.tolist()) == {0}
+    assert set(windows.ids.tolist()) == {0}
+
+
+def test_success_within_by_hand() -> None:
+    buffer = make_buffer()
+    buffer.append(make_record(SPEC, 0, 3, success=True))
+    buffer.append(make_record(SPEC, 1, 3, success=False))
+    starts = buffer.starts(100, 2, horizon=4)
+    by_start = {
+        (int(key), int(t)): "".join("01"[int(x)] for x in row)
+        for key, t, row in zip(starts.ids, starts.t, starts.success_within, strict=True)
+    }
+    none = "00000"
+    assert by_start == {
+        (0, 0): "00011",
+        (0, 1): "00111",
+        (0, 2): "01111",
+        (1, 0): none,
+        (1, 1): none,
+        (1, 2): none,
+    }
+    np.testing.assert_array_equal(starts.remaining, 3 - starts.t)
+    np.testing.assert_array_equal(starts.seeds, 1000 + starts.ids)
+    assert starts.tasks == [f"task{n}" for n in starts.ids]
+    np.testing.assert_array_equal(starts.frames["camera0"][:, -1, 0, 0, 1], starts.t)
+
+
+def test_recent_starts_are_uniform_over_the_newest_records() -> None:
+    buffer = make_buffer()
+    fill(buffer, [8, 1, 3])
+    starts = buffer.starts(4000, 1, horizon=1, recent=2)
+    counts = Counter(zip(starts.ids.tolist(), starts.t.tolist(), strict=True))
+    assert set(counts) == {(1, 0), (2, 0), (2, 1), (2, 2)}
+    assert all(abs(count - 1000) < 150 for count in counts.values())
+
+
+def test_outcomes_are_labelled_and_balanced() -> None:
+    buffer = make_buffer()
+    buffer.append(make_record(SPEC, 0, 3, success=True))
+    buffer.append(make_record(SPEC, 1, 2, success=False))
+    batch = buffer.outcomes(1000)
+    assert batch.label.sum() == 500
+    seen = Counter(
+        (int(frame[0, 0, 0]), int(frame[0, 0, 1]), float(label))
+        for frame, label in zip(batch.frames["camera0"], batch.label, strict=True)
+    )
+    assert set(seen) == {(0, 0, 0.0), (0, 1, 0.0), (0, 2, 0.0), (0, 3, 1.0)} | {
+        (1, index, 0.0) for index in range(3)
+    }
+    natural = buffer.outcomes(7000, balance=False)
+    assert abs(natural.label.sum() - 1000) < 160
+    with pytest.raises(ReplayError, match="held_out"):
+        buffer.outcomes(4, split="held_out")
+
+
+def test_an_outcome_that_never_happened_is_not_made_up() -> None:
+    buffer = make_buffer()
+    fill(buffer, [3], success=False)
+    with pytest.raises(ReplayError, match="success"):
+        buffer.outcomes(4)
+    assert buffer.outcomes(4, balance=False).label.sum() == 0
+
+
+def test_the_splits_do_not_share_episodes() -> None:
+    buffer = make_buffer(held_out=0.2)
+    ids = fill(buffer, [2] * 50)
+    assert abs(buffer.stats()["held_out_items"] - 10) <= 2
+    held_out = set(buffer.windows(500, 1, 1, split="held_out").ids.tolist())
+    train = set(buffer.windows(2000, 1, 1).ids.tolist())
+    assert held_out == set(buffer.ids("held_out"))
+    assert not held_out & train
+    assert held_out | train == set(ids)
+
+
+@given(st.floats(0, 0.9), st.integers(0, 10**6))
+def test_any_stretch_of_episodes_has_its_share_held_out(share: float, first: int) -> None:
+    held_out = sum(is_held_out(first + i, share) for i in range(1000))
+    assert abs(held_out - 1000 * share) < 12
+    assert not is_held_out(first, 0.0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 19), min_size=1)), max_size=30))
+def test_row_set_is_a_set(steps: list[tuple[bool, set[int]]]) -> None:
+    rows, model = RowSet(20), set[int]()
+    for insert, chosen in steps:
+        change = chosen - model if insert else chosen & model
+        (rows.add if insert else rows.remove)(np.array(sorted(change), np.int64))
+        model = model | change if insert else model - change
+        assert sorted(rows.state().tolist()) == sorted(model)
+
+
+# --- state, threads
+
+
+def test_load_is_the_identity() -> None:
+    buffer = make_buffer(rows=40, held_out=0.3, reuse_limit=2, seed=5)
+    fill(buffer, [4, 2, 7, 8, 1, 5, 6, 3, 8], success=True)
+    buffer.configure_admission(4, 0.5)
+    buffer.begin(buffer.admit(2, version=3))
+    lease = buffer.lease(5)
+    assert lease is not None
+    buffer.windows(3, 1, 1)
+    state = buffer.state()
+    twin = make_buffer(rows=40, held_out=0.3, reuse_limit=2, seed=99)
+    twin.load(state)
+    with pytest.raises(ReplayError):
+        twin.commit(lease.lease_id)
+    buffer.release(lease.lease_id)
+    assert twin.stats() == buffer.stats()
+    for each in (buffer, twin):
+        fill(each, [5, 5, 5])
+        each.admit(3, version=4)
+    assert twin.ids() == buffer.ids()
+    for split in ("train", "held_out"):
+        one, two = (each.windows(20, 2, 3, split=split) for each in (buffer, twin))
+        np.testing.assert_array_equal(one.frames["camera0"], two.frames["camera0"])
+        np.testing.assert_array_equal(one.t, two.t)
+    ours, theirs = buffer.state(), twin.state()
+    assert ours["lifecycle"] == theirs["lifecycle"]
+    assert ours["shelf"]["items"] == theirs["shelf"]["items"]
+    for name, array in ours["shelf"]["columns"].items():
+        np.testing.assert_array_equal(array, theirs["shelf"]["columns"][name])
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    state = make_buffer(rows=40).state()
+    with pytest.raises(CheckpointError, match="max_bytes"):
+        make_buffer(rows=50).load(state)
+    spec = make_spec(size=8)
+    other = MemoryBuffer(spec, BufferConfig(max_bytes=10**6), seed=0, name="real")
+    with pytest.raises(DataError, match="cameras"):
+        other.load(state)
+
+
+def test_threads_lose_nothing() -> None:
+    buffer = make_buffer(rows=200, reuse_limit=1)
+    trained: list[int] = []
+    stop = threading.Event()
+
+    def collect() -> None:
+        for number in range(150):
+            (key,) = buffer.admit(1, version=number)
+            buffer.begin([key])
+            buffer.append(make_record(SPEC, number, 1 + number % 8), key)
+
+    def learn() -> None:
+        while not stop.is_set():
+            lease = buffer.lease(5)
+            if lease is not None:
+                trained.extend(lease.ids)
+                buffer.commit(lease.lease_id)
+
+    def sample() -> None:
+        while not stop.is_set():
+            if buffer.stats()["decisions"]:
+                windows = buffer.windows(16, 2, 3)
+                frames = windows.frames["camera0"]
+                assert (frames[:, :, 0, 0, 0] == frames[:, :1, 0, 0, 0]).all()
+
+    with ThreadPoolExecutor(6) as pool:
+        collectors = [pool.submit(collect) for _ in range(3)]
+        others = [pool.submit(work) for work in (learn, learn, sample)]
+        wait(collectors)
+        stop.set()
+        for future in collectors + others:
+            future.result()
+    counts = buffer.stats()["lifecycle"]
+    assert counts["consumed"] == len(trained) == len(set(trained))
+    assert counts["consumed"] + counts["expired"] + counts["buffered"] == 450
+    assert counts["running"] == counts["admitted"] == counts["leased"] == 0
