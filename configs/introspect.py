@@ -149,7 +149,10 @@ def _describe_member(annotation: Annotation) -> str:
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     if _origin(bare) is list:
         inner = get_args(bare)[0]
-        return f"list of {describe(inner)}{_bounds(constraints)}"
+        least = max(
+            (item.min_length for item in constraints if isinstance(item, annotated_types.MinLen)), default=0
+        )
+        return f"list{f' (at least {least})' if least else ''} of {describe(inner)}"
     if _origin(bare) is dict or bare is dict:
         return "mapping"
     if isinstance(bare, type) and dataclasses.is_dataclass(bare):
@@ -169,8 +172,6 @@ def _bounds(constraints: list[Any]) -> str:
             words.append(f"below {item.lt}")
         elif isinstance(item, annotated_types.Le):
             words.append(f"at most {item.le}")
-        elif isinstance(item, annotated_types.MinLen):
-            words.append(f"with at least {item.min_length}")
     return " " + " and ".join(words) if words else ""
 
 
