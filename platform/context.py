@@ -113,7 +113,7 @@ class Context:
             replan=policy.replan,
             action_dim=spec.action_dim,
             bins=policy.bins,
-            num_words=self.vocabulary.num_words,
+            num_words=len(self.vocabulary),
             instruction_length=self.vocabulary.length,
         )
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from buffers.dataset import DatasetWriter
 from buffers.records import Record
 from configs.env import TabletopConfig
-from configs.errors import EnvError, ReverieError
-from configs.loader import config_to_dict, load_config
+from configs.errors import EnvError
+from configs.loader import config_to_dict, load_config, to_yaml
 from configs.schema import DemosConfig
 from configs.world_model import WorldModelConfig
 
+from .command import main
 from .context import Context
 from .envs import make_env
 from .envs.base import Observation, StepResult
@@ -104,7 +105,8 @@ class Demonstrator:
 def _normal(keys: NDArray[np.uint64], count: int) -> Floats:
     """``[n, count]`` standard normal numbers by Box and Muller."""
     radius = np.sqrt(-2 * np.log1p(-uniform(keys, 0, count)))
-    return (radius * np.cos(np.float32(2 * np.pi) * uniform(keys, 1, count))).astype(np.float32)
+    normal: Floats = radius * np.cos(np.float32(2 * np.pi) * uniform(keys, 1, count))
+    return normal
 
 
 class DemosCollector:
@@ -266,18 +268,18 @@ def _write_with_progress(config: DemosConfig) -> DemosSummary:
     return write_demos(config, report)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
-        config = load_config(DemosConfig, sys.argv[1:] if argv is None else argv)
-        summary = _write_with_progress(config)
-    except ReverieError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    sys.stdout.write(summarise(config, summary) + "\n")
+def run(argv: list[str]) -> int:
+    """Write the dataset and say what is in it."""
+    config = load_config(DemosConfig, argv)
+    sys.stdout.write(summarise(config, _write_with_progress(config)) + "\n")
+    return 0
+
+
+def dry_run(argv: list[str]) -> int:
+    """Show the configuration."""
+    sys.stdout.write(to_yaml(load_config(DemosConfig, argv)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run, __doc__, config=DemosConfig, dry_run=dry_run))

@@ -103,12 +103,12 @@ def measure_quality(
     seed: int = 0,
 ) -> QualityReport:
     """Outcome agreement by horizon on held-out windows of ``B_real`` (see ``world_models.quality``)."""
-    from world_models.quality import measure
+    from world_models.quality import outcome_agreement
 
     config = context.world_model_config
     batch = real.windows(windows, config.obs_model.history, horizon, split="held_out")
     with autocast(context.device, precision):
-        return measure(
+        return outcome_agreement(
             obs_model, reward_model, batch, encode=context.vocabulary.encode,
             threshold=config.reward_model.threshold, seed=seed,
         )  # fmt: skip

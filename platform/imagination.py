@@ -73,7 +73,6 @@ class Imagination:
         needed: int,
         budget: float,
         precision: Precision,
-        frozen: bool,
     ) -> None:
         import torch
         from world_models.imagined_env import ImaginedWorlds
@@ -82,7 +81,7 @@ class Imagination:
         self._context, self._config = context, config
         self._real, self._imagined, self._weights, self._board = real, imagined, weights, board
         self._needed, self._budget = needed, budget
-        self._precision, self._frozen = precision, frozen
+        self._precision = precision
         self._policy = context.make_policy().eval()
         self._models = {
             OBS_MODEL: context.make_obs_model().eval(),
@@ -140,7 +139,11 @@ class Imagination:
         from world_models.quality import HorizonQuality
 
         scheduled = self._schedule.horizon(
-            ScheduleInputs(updates=board.get("policy/turns", 0), obs_val_loss=board.get("obs_model/val_loss"))
+            ScheduleInputs(
+                updates=board.get("policy/turns", 0),
+                obs_val_loss=board.get("obs_model/val_loss"),
+                first_obs_val_loss=board.get("obs_model/first_val_loss"),
+            )
         )
         rows = board.get("quality/by_horizon")
         measured = None if rows is None else [HorizonQuality(**row) for row in rows]
@@ -165,7 +168,7 @@ class Imagination:
         import torch
 
         with autocast(self._context.device, self._precision):
-            first = self._worlds.reset(starts.frames, starts.proprio, starts.instructions)
+            first = self._worlds.reset(starts.frames, starts.proprio[:, -1], starts.instructions)
         count = len(starts.instructions)
         trace = _Trace(
             [first.images], [first.proprio], [], [], [], [],
@@ -227,7 +230,7 @@ class Imagination:
                     seed=int(starts.seeds[row]),
                     episode_id=self._segments,
                     source="imagined",
-                    is_first=bool(starts.decision[row] == 0),
+                    is_first=bool(starts.t[row] == 0),
                     is_last=bool(trace.terminated[row]),
                     horizon=horizon,
                     obs_model_version=max(0, self._versions[OBS_MODEL]),
@@ -263,7 +266,8 @@ class Imagination:
     def _gap(self, starts: StartBatch, trace: _Trace, horizon: int) -> float | None:
         """Imagined minus real success within the horizon, from the same starts. Only starts of the policy's own
         episodes that had a horizon's time left compare; None when there are too few to say anything."""
-        comparable = starts.from_policy & (starts.left >= horizon)
+        left = self._context.record_spec.max_decisions - starts.t
+        comparable = ~starts.demonstration & (left >= horizon)
         if comparable.sum() < max(8, len(comparable) // 8):
             return None
         real = starts.success_within[comparable, horizon]

@@ -60,7 +60,9 @@ class _Request:
 class InferenceService:
     """A role: ``step`` forms and computes one batch. ``submit`` may be called from other threads while it computes."""
 
-    def __init__(self, context: Context, config: InferenceConfig, weights: Weights, *, wait: bool) -> None:
+    def __init__(
+        self, context: Context, config: InferenceConfig, weights: Weights, *, wait: bool, exact: bool
+    ) -> None:
         import torch
 
         self.name = "inference"
@@ -68,6 +70,7 @@ class InferenceService:
         self._config = config
         self._weights = weights
         self._wait_s = config.max_wait_ms / 1e3 if wait else 0.0
+        self._exact = exact
         self._policy = context.make_policy().eval()
         self._version = -1
         self._generator = torch.Generator().manual_seed(context.seed + 101)
@@ -160,8 +163,15 @@ class InferenceService:
         return [Decisions(t, p, v, self._version) for t, p, v in parts]
 
     def state(self) -> State:
-        """Generator, tickets and what waits; weights come from the store."""
+        """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store."""
         with self._condition:
+            if not self._exact:
+                return {
+                    "generator": self._generator.get_state(),
+                    "next_ticket": 0,
+                    "queue": [],
+                    "answers": {},
+                }
             return {
                 "generator": self._generator.get_state(),
                 "next_ticket": self._next_ticket,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .acceleration import Precision, autocast
@@ -137,8 +138,8 @@ def obs_model_learner(
     _start_from(model, weights, OBS_MODEL)
     # Beside the policy the model has been pretrained: chains of own predictions from the first update on.
     trainer = ObsModelTrainer(
-        model, config, encode=context.vocabulary.encode, seed=context.seed + 301,
-        learning_rate=config.online_learning_rate, total_updates=None, chains=True,
+        model, replace(config, rollout_start=0), encode=context.vocabulary.encode, seed=context.seed + 301,
+        learning_rate=config.online_learning_rate, total_updates=None,
     )  # fmt: skip
 
     def draw() -> Any:

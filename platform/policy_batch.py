@@ -165,7 +165,7 @@ def _normalized(advantages: torch.Tensor) -> torch.Tensor:
     from policies.advantages import AdvantageStatistics, normalize
 
     mask = torch.ones_like(advantages, dtype=torch.bool)
-    return normalize(advantages, mask, AdvantageStatistics.of(advantages, mask).all_reduced())
+    return normalize(advantages, mask, AdvantageStatistics.of(advantages, mask).all_reduce())
 
 
 def _join_observations(parts: list[ObservationTensors]) -> ObservationTensors:

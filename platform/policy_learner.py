@@ -33,13 +33,15 @@ class Pacing:
     """Decisions from ``B_real`` per turn."""
     imagined_decisions: int
     """Decisions from ``B_img`` per turn."""
-    fallback_to_real: bool
-    """Train on real decisions alone while imagination is closed (by the gate or the guard)."""
+    retired_decisions: int
+    """Real decisions per turn that count as used without training the policy: they only feed the models."""
     turns_per_publish: int
     bound: int
     """Largest lag that trains."""
     discount: float
     """Per decision."""
+    max_turns: int
+    """Turns after which it stops."""
 
 
 class PolicyLearner:
@@ -89,7 +91,7 @@ class PolicyLearner:
 
     def step(self) -> bool:
         """Take one turn if the buffers hold enough."""
-        leases = self._lease()
+        leases = self._lease() if self.turns < self._pacing.max_turns else None
         if leases is None:
             return False
         began = time.monotonic()
@@ -102,6 +104,7 @@ class PolicyLearner:
             self._epoch(batch, train_actor=not warming)
         for name, lease in leases.items():
             self._buffers[name].commit(lease.lease_id)
+        self._retire()
         self.turns += 1
         self._report(batch, leases, time.monotonic() - began)
         self._publish()
@@ -110,7 +113,8 @@ class PolicyLearner:
     def _lease(self) -> dict[str, Lease] | None:
         """Both shares or nothing."""
         wanted = {"real": self._pacing.real_decisions, "imagined": self._pacing.imagined_decisions}
-        if self._pacing.fallback_to_real and not self._board.read().get("imagination/open", True):
+        # While gate or guard hold imagination shut, a mode with real data goes on with it alone.
+        if self._pacing.real_decisions and not self._board.read().get("imagination/open", True):
             wanted = {"real": sum(wanted.values()), "imagined": 0}
         oldest = self.version - self._pacing.bound
         leases: dict[str, Lease] = {}
@@ -124,6 +128,12 @@ class PolicyLearner:
                 return None
             leases[name] = lease
         return leases
+
+    def _retire(self) -> None:
+        if self._pacing.retired_decisions:
+            lease = self._buffers["real"].lease(self._pacing.retired_decisions)
+            if lease is not None:
+                self._buffers["real"].commit(lease.lease_id)
 
     def _epoch(self, batch: DecisionBatch, *, train_actor: bool) -> None:
         order = self._shuffle.permutation(len(batch))
@@ -193,7 +203,7 @@ class PolicyLearner:
                 "policy/batch_decisions": float(len(batch)),
                 "policy/batch_return": batch.return_mean,
                 "policy/skipped_updates": float(self._actor.skipped + self._critic.skipped),
-                "policy/real_share": leases["real"].decisions / len(batch) if "real" in leases else 0.0,
+                "policy/real_share": float(leases["real"].batch.lengths.sum()) / len(batch) if "real" in leases else 0.0,
             }
         )
         self._board.put({"policy/turns": self.turns, "policy/updates": self.updates, "staleness/lag_max": lag.maximum})

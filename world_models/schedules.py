@@ -27,6 +27,8 @@ class ScheduleInputs:
     """Policy updates so far."""
     obs_val_loss: float | None
     """Newest loss of M_obs on held-out real episodes; None before the first measurement."""
+    first_obs_val_loss: float | None = None
+    """That loss before M_obs was trained at all, where pretraining wrote it down."""
 
 
 class HorizonSchedule(Protocol):
@@ -95,11 +97,10 @@ class ValidatedHorizon:
     above the best, the newest counts, and the horizon shrinks.
     """
 
-    def __init__(self, config: ValidatedHorizonConfig, *, first_loss: float | None = None) -> None:
-        """``first_loss``: the loss before pretraining, where it is known."""
+    def __init__(self, config: ValidatedHorizonConfig) -> None:
         self.config = config
-        self._first = first_loss
-        self._best = first_loss
+        self._first: float | None = None
+        self._best: float | None = None
 
     def horizon(self, inputs: ScheduleInputs) -> int:
         """``start`` until a loss has been measured; a loss that is not finite counts as the worst."""
@@ -109,7 +110,8 @@ class ValidatedHorizon:
         if not math.isfinite(loss):
             return config.start
         if self._first is None or self._best is None:
-            self._first = self._best = loss
+            known = inputs.first_obs_val_loss
+            self._first, self._best = (loss if known is None else known), loss
         self._best = min(self._best, loss)
         counts = loss if loss > self._best * (1 + config.tolerance) else self._best
         way = self._first * (1 - config.target)

@@ -235,3 +235,14 @@ class RewardModelTrainer(AveragedTrainer):
             generator=self.generator,
         )
         return self._apply(loss, stats)
+
+    def validation_loss(self, batch: LabelledFrames) -> float:
+        """Loss of the averaged weights on ``batch``, with the same noise each time."""
+        with torch.no_grad():
+            loss, _ = self.averaged.loss(
+                frames_to_torch(batch.frames, self.device),
+                torch.from_numpy(self._encode(batch.instructions)).to(self.device),
+                torch.from_numpy(batch.label.astype(np.float32)).to(self.device),
+                generator=torch.Generator(self.device).manual_seed(0),
+            )
+        return float(loss)

@@ -52,7 +52,8 @@ def expert_chunks(
 def _towards(worlds: TabletopWorlds, rows: Rows, goal: Floats) -> Floats:
     """``[n, 2]`` proportional move, saturated."""
     step = (goal - worlds.gripper[rows]) / np.float32(worlds.config.arm_speed)
-    return np.clip(step, -1, 1).astype(np.float32)
+    saturated: Floats = np.clip(step, -1, 1).astype(np.float32)
+    return saturated
 
 
 def _with_grip(move: Floats, close: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats:

@@ -170,17 +170,23 @@ def resize_area(frame: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     if frame.shape[:2] == (size, size):
         return np.ascontiguousarray(frame)
     rows, columns = _area_weights(frame.shape[0], size), _area_weights(frame.shape[1], size)
-    mean = np.einsum("ih,hwc,jw->ijc", rows, frame.astype(np.float32), columns, optimize=True)
-    return (mean + 0.5).clip(0, 255).astype(np.uint8)
+    mean: NDArray[np.float32] = np.einsum(
+        "ih,hwc,jw->ijc", rows, frame.astype(np.float32), columns, optimize=True
+    )
+    rounded: NDArray[np.uint8] = (mean + 0.5).clip(0, 255).astype(np.uint8)
+    return rounded
 
 
 def _area_weights(old: int, new: int) -> NDArray[np.float32]:
     """``[new, old]``: share of each old pixel in each new one."""
     edges = np.linspace(0, old, new + 1)
     pixel = np.arange(old)
-    covered = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
-    weights = np.clip(covered, 0, None)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    covered: NDArray[np.float64] = np.minimum(edges[1:, None], pixel + 1) - np.maximum(
+        edges[:-1, None], pixel
+    )
+    weights: NDArray[np.float64] = np.clip(covered, 0, None)
+    total: NDArray[np.float64] = weights.sum(axis=1, keepdims=True)
+    return (weights / total).astype(np.float32)
 
 
 def _make(config: GymnasiumConfig) -> Env:

@@ -48,7 +48,7 @@ def observation_space(config: TabletopConfig) -> spaces.Dict:
     )
 
 
-def action_space() -> spaces.Box:
+def action_space() -> spaces.Space[NDArray[np.float32]]:
     """Of one world."""
     return spaces.Box(-1, 1, (3,), np.float32)
 
@@ -107,7 +107,7 @@ class TabletopVectorEnv(VectorEnv[BatchObservation, NDArray[np.float32], NDArray
         if len(seeds) != self.num_envs:
             raise EnvError(f"{len(seeds)} seeds for {self.num_envs} worlds", remedy="give one seed per world")
         rows = np.flatnonzero(self._reset_mask(options))
-        self._restart(rows, [seeds[row] for row in rows])
+        self._restart(rows, [seeds[int(row)] for row in rows])
         return self._observation(), self._info(rows, np.zeros(len(rows), np.bool_))
 
     def step(

@@ -100,18 +100,20 @@ def pad_half(config: TabletopConfig) -> float:
 def distance(a: Floats, b: Floats) -> Floats:
     """Euclidean over the last axis of size 2, written out so that batching cannot change a bit."""
     dx, dy = a[..., 0] - b[..., 0], a[..., 1] - b[..., 1]
-    return np.sqrt(dx * dx + dy * dy)
+    length: Floats = np.sqrt(dx * dx + dy * dy)
+    return length
 
 
 def travel(a: Floats, b: Floats) -> Floats:
     """Longest of the two axes: what an arm with one speed limit per axis needs."""
-    return np.maximum(np.abs(a[..., 0] - b[..., 0]), np.abs(a[..., 1] - b[..., 1]))
+    longest: Floats = np.maximum(np.abs(a[..., 0] - b[..., 0]), np.abs(a[..., 1] - b[..., 1]))
+    return longest
 
 
 def mix(keys: Keys, counter: int | NDArray[np.uint64]) -> Keys:
     """Counter-based random bits: SplitMix64's output function (Steele, Lea & Flood 2014) of ``keys`` and ``counter``."""
     with np.errstate(over="ignore"):
-        z = keys + (np.asarray(counter, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z: Keys = keys + (np.asarray(counter, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
@@ -232,7 +234,8 @@ class _Layout:
 
         def accept(candidates: Floats) -> Bools:
             earlier = distance(candidates[:, :, None], self.blocks[:, None, :slot]).min(axis=2)
-            return (earlier > apart) & (distance(candidates, self.pad[:, None]) > on_pad)
+            fits: Bools = (earlier > apart) & (distance(candidates, self.pad[:, None]) > on_pad)
+            return fits
 
         return accept
 
@@ -241,10 +244,11 @@ class _Layout:
         draws = uniform(self.keys, self._stream, 2 * CANDIDATES).reshape(-1, CANDIDATES, 2)
         self._stream += 1
         low = margin[:, None, None]
-        candidates = low + (1 - 2 * low) * draws
+        candidates: Floats = low + (1 - 2 * low) * draws
         accepted = accept(candidates)
         self.fits &= accepted.any(axis=1)
-        return candidates[np.arange(len(candidates)), accepted.argmax(axis=1)]
+        first: Floats = candidates[np.arange(len(candidates)), accepted.argmax(axis=1)]
+        return first
 
 
 def succeeded(

@@ -129,7 +129,8 @@ class TabletopWorlds:
         shift = _overlap(blocks[:, :, None], blocks[:, None], apart)
         own = np.arange(blocks.shape[1])
         shift[:, own, own] = 0
-        return blocks + np.float32(0.5) * shift.sum(axis=2)
+        apart_now: Floats = blocks + np.float32(0.5) * shift.sum(axis=2)
+        return apart_now
 
     def proprio(self, rows: Rows) -> Floats:
         """``[n, 3]`` x, y, opening, all in [0, 1]."""
@@ -187,4 +188,5 @@ def _overlap(a: Floats, b: Floats, apart: np.float32) -> Floats:
     away = a - b
     length = rules.distance(a, b)[..., None]
     direction = np.where(length > 1e-6, away / np.maximum(length, np.float32(1e-6)), _AXIS)
-    return direction * np.maximum(apart - length, 0)
+    shift: Floats = direction * np.maximum(apart - length, 0)
+    return shift

@@ -1,0 +1,190 @@
+"""From a train config to services and roles placed on a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from buffers.memory import MemoryBuffer
+from configs.schema import TrainConfig
+from configs.system import RayHostConfig, SerialHostConfig
+
+from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
+from .hosts.base import Host
+from .hosts.serial import SerialHost
+from .policy_learner import Pacing
+from .weights import Arrays, WeightStore
+
+if TYPE_CHECKING:
+    from .envs.base import DecisionEnv
+
+
+def _ray_host(config: Any) -> Host:
+    from .hosts.ray_host import RayHost
+
+    return RayHost(config)
+
+
+HOSTS = {SerialHostConfig: lambda config: SerialHost(), RayHostConfig: _ray_host}
+"""Class of the host's config to what makes it."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each part of the run does in its mode."""
+
+    collects: bool
+    """Real environments are stepped."""
+    imagines: bool
+    trains_models: bool
+    real_decisions: int
+    """Per turn, for the policy learner."""
+    imagined_decisions: int
+    retired_decisions: int
+    """Real decisions per turn that only feed the models and are then counted as used."""
+
+    @property
+    def real_needed(self) -> int:
+        """Real decisions per turn that collectors must supply."""
+        return self.real_decisions + self.retired_decisions
+
+
+def shares(config: TrainConfig) -> Shares:
+    """The mode in numbers."""
+    turn = config.algorithm.batch * config.sync.batches_per_update
+    part = max(1, round(config.mix.real_fraction * turn))
+    frozen = config.world_model.frozen
+    modes = {
+        "real": Shares(True, False, False, turn, 0, 0),
+        "imagined": Shares(not frozen, True, not frozen, 0, turn, 0 if frozen else part),
+        "real+imagined": Shares(True, True, True, part, turn - part, 0),
+    }
+    return modes[config.mode]
+
+
+@dataclass
+class Services:
+    """Where the shared objects are: themselves on the serial host, proxies of actors on Ray."""
+
+    store: WeightStore
+    real: MemoryBuffer
+    imagined: MemoryBuffer
+
+
+def place_services(host: Host, config: TrainConfig, context: Context) -> Services:
+    """Weight store and both buffers."""
+    spec, buffers = context.record_spec, config.buffers
+    real = partial(MemoryBuffer, spec, buffers.real, seed=context.seed + 11, name="real")
+    imagined = partial(MemoryBuffer, spec, buffers.imagined, seed=context.seed + 12, name="imagined")
+    return Services(
+        host.place_service("store", WeightStore),
+        host.place_service("b_real", real),
+        host.place_service("b_img", imagined),
+    )
+
+
+def publish_first(services: Services, first: dict[str, Arrays]) -> None:
+    """Version 0 of every model, and the anchor: the policy that the run started from."""
+    for name, arrays in first.items():
+        services.store.publish(name, 0, arrays)
+    services.store.publish(ANCHOR, 0, first[POLICY])
+
+
+def place_roles(host: Host, config: TrainConfig, context: Context, services: Services) -> None:
+    """Every role of the mode, in the serial host's round order."""
+    part = shares(config)
+    turns = config.sync.updates_per_publish
+    gamma, budget = config.algorithm.gamma, config.staleness.budget
+    if part.collects:
+        build_inference = partial(_inference, context, config, services, wait=not host.exact, exact=host.exact)
+        inference = host.place_role("inference", build_inference, serves=True)
+        for index in range(config.rollout.workers):
+            rollout = partial(
+                _rollout, context, config, services, inference, index,
+                needed=part.real_needed * turns, budget=budget, gamma=gamma,
+            )  # fmt: skip
+            host.place_role(f"rollout_{index}", rollout)
+    if part.imagines:
+        needed = part.imagined_decisions * turns
+        host.place_role("imagination", partial(_imagination, context, config, services, needed, budget))
+    host.place_role("policy_learner", partial(_policy_learner, context, config, services, part))
+    if part.trains_models:
+        host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, config, services))
+        host.place_role("reward_model_learner", partial(_model_learner, "reward_model", context, config, services))
+    if part.collects or part.imagines:
+        host.place_role("evaluator", partial(_evaluator, context, config, services, part.imagines))
+
+
+def _env(context: Context, config: TrainConfig, slots: int) -> DecisionEnv:
+    from .envs import make_env
+
+    return make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
+
+
+def _inference(context: Context, config: TrainConfig, services: Services, *, wait: bool, exact: bool) -> Any:
+    from .inference import InferenceService
+
+    return InferenceService(context, config.inference, services.store, wait=wait, exact=exact)
+
+
+def _rollout(
+    context: Context, config: TrainConfig, services: Services, inference: Any, index: int, **pacing: Any
+) -> Any:
+    from .rollout import Rollout
+
+    env = _env(context, config, config.rollout.envs)
+    return Rollout(
+        context, env, services.real, inference, services.store, index=index,
+        max_steps=config.run.stop.real_steps, **pacing,
+    )  # fmt: skip
+
+
+def _imagination(context: Context, config: TrainConfig, services: Services, needed: int, budget: float) -> Any:
+    from .imagination import Imagination
+
+    return Imagination(
+        context, config.imagination, services.real, services.imagined, services.store, services.store,
+        needed=needed, budget=budget, precision=config.run.precision,
+    )  # fmt: skip
+
+
+def _policy_learner(context: Context, config: TrainConfig, services: Services, part: Shares) -> Any:
+    from .policy_learner import PolicyLearner
+
+    pacing = Pacing(
+        real_decisions=part.real_decisions,
+        imagined_decisions=part.imagined_decisions,
+        retired_decisions=part.retired_decisions,
+        turns_per_publish=config.sync.updates_per_publish,
+        bound=config.staleness.bound,
+        discount=config.algorithm.gamma**config.policy.replan,
+        max_turns=config.run.stop.updates,
+    )
+    return PolicyLearner(
+        context, config.algorithm, pacing, services.real, services.imagined, services.store, services.store
+    )
+
+
+def _model_learner(name: str, context: Context, config: TrainConfig, services: Services) -> Any:
+    from .learners import obs_model_learner, reward_model_learner
+
+    build = {OBS_MODEL: obs_model_learner, REWARD_MODEL: reward_model_learner}[name]
+    return build(context, services.real, services.store, services.store, precision=config.run.precision)
+
+
+def _evaluator(context: Context, config: TrainConfig, services: Services, imagines: bool) -> Any:
+    from .evaluation import Evaluator
+
+    return Evaluator(
+        context, config.evaluation, _env(context, config, config.evaluation.envs), services.real, services.store,
+        services.store, quality_horizon=quality_horizon(config, context) if imagines else 0,
+        precision=config.run.precision,
+    )  # fmt: skip
+
+
+def quality_horizon(config: TrainConfig, context: Context) -> int:
+    """The longest horizon that the schedule can ask for, or an episode can have."""
+    schedule = config.imagination.schedule
+    longest = int(getattr(schedule, "end", 0) or getattr(schedule, "horizon", 0))
+    return min(longest, context.record_spec.max_decisions)

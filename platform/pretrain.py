@@ -1,0 +1,221 @@
+"""Pretrain from a dataset: python -m platform.pretrain {policy,obs_model,reward_model,all} data=<folder> [key=value ...]
+
+policy        behaviour cloning of the dataset's actions
+obs_model     the diffusion model of the next observation
+reward_model  the success classifier
+all           the three of them, side by side where there are cores, and the quality report
+
+Writes out=<folder>/{policy,obs_model,reward_model}/, media/ and quality.json. What is there is never overwritten; an
+interrupted model goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from buffers.dataset import Dataset, read_dataset
+from buffers.memory import MemoryBuffer
+from configs.errors import CheckpointError, DataError, ReverieError
+from configs.loader import load_config
+from configs.schema import PretrainBudget, PretrainConfig
+from configs.system import BufferConfig
+
+from .command import main
+from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context, require_device
+from .models import read_model, save_model
+from .storage import disk_errors
+from .weights import Arrays, load_arrays
+
+log = logging.getLogger(__name__)
+
+MODELS = (OBS_MODEL, POLICY, REWARD_MODEL)
+"""The longest first: it shares the machine with the two others."""
+
+
+def run(argv: list[str]) -> int:
+    """Check everything, then pretrain."""
+    config = load_config(PretrainConfig, argv)
+    require_device(config.run.device)
+    dataset = read_dataset(config.data)
+    context = make_context(config, seed=config.run.seed, device=config.run.device)
+    check_dataset(dataset, context, config.data)
+    out = Path(config.out)
+    wanted = MODELS if config.what == "all" else (config.what,)
+    for name in wanted:
+        if (out / name).exists():
+            raise CheckpointError(
+                f"{name} is there already and is never overwritten", where=str(out / name), remedy="choose another out="
+            )
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    if config.what == "all":
+        _run_children(argv, config)
+        _report(config, context, dataset, out)
+    else:
+        _pretrain_one(config, context, dataset, out)
+    return 0
+
+
+def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
+    """Raise DataError unless the dataset was recorded with this env and these action tokens."""
+    context.record_spec.require(
+        dataset.spec, where=where, remedy="record one with this env and policy, or set env and policy to the dataset's"
+    )
+    if not dataset.records:
+        raise DataError("the dataset is empty", where=where, remedy="record episodes with python -m platform.demos")
+    unknown = {record.instruction for record in dataset.records} - set(context.env_spec.instructions)
+    if unknown:
+        raise DataError(
+            f"instruction {sorted(unknown)[0]!r} is not one of {context.env_spec.name}'s", where=where,
+            remedy="set env.tasks to those of the dataset",
+        )  # fmt: skip
+
+
+def dataset_buffer(context: Context, dataset: Dataset, held_out: float) -> MemoryBuffer:
+    """The dataset as a replay buffer: the same windows, outcomes and held-out split as in a run."""
+    rows = sum(record.length + 1 for record in dataset.records)
+    probe = MemoryBuffer(context.record_spec, BufferConfig(max_bytes=1 << 30), seed=0, name="probe")
+    size = (rows + context.record_spec.max_decisions + 1) * probe.row_bytes
+    probe.close()
+    data = MemoryBuffer(
+        context.record_spec, BufferConfig(max_bytes=size, held_out=held_out), seed=context.seed + 11, name="dataset"
+    )
+    data.extend(dataset.records)
+    return data
+
+
+def _run_children(argv: list[str], config: PretrainConfig) -> None:
+    """One process per model; as many at once as there are cores. The first failure ends the others."""
+    at_once = (os.cpu_count() or 1) if config.parallel else 1
+    rest = [text for text in argv if text != "all" and not text.startswith("what=")]
+    waiting, running = list(MODELS), dict[str, subprocess.Popen[bytes]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name = waiting.pop(0)
+                command = [sys.executable, "-m", "platform.pretrain", name, *rest]
+                running[name] = subprocess.Popen(command, env=_child_environment())
+            time.sleep(0.2)
+            for name, child in list(running.items()):
+                code = child.poll()
+                if code is None:
+                    continue
+                del running[name]
+                if code:
+                    raise _ChildFailed(f"pretraining {name} ended with status {code}", where=name)
+    finally:
+        for child in running.values():
+            child.terminate()
+            child.wait()
+
+
+class _ChildFailed(ReverieError):
+    """A model's process has said why on its own line."""
+
+    exit_code = 2
+
+
+def _child_environment() -> dict[str, str]:
+    """The safe path keeps whatever lies in the working directory from shadowing a package."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _pretrain_one(config: PretrainConfig, context: Context, dataset: Dataset, out: Path) -> None:
+    from .pretraining import fit
+
+    name = config.what
+    build: dict[str, tuple[Callable[[], Any], PretrainBudget]] = {
+        POLICY: (lambda: _cloning_job(config, context, dataset), config.policy_budget),
+        OBS_MODEL: (lambda: _model_job(OBS_MODEL, config, context, dataset), config.obs_model_budget),
+        REWARD_MODEL: (lambda: _model_job(REWARD_MODEL, config, context, dataset), config.reward_model_budget),
+    }
+    make, budget = build[name]
+    fitted = fit(make(), budget, out / f".{name}.training")
+    card = {
+        "data": {"folder": config.data, "episodes": len(dataset.records)},
+        "updates": fitted.updates,
+        "first_val_loss": fitted.first_loss,
+        "best_val_loss": fitted.best_loss,
+        "history": fitted.history,
+        "wall_s": round(fitted.wall_s, 1),
+        "seed": config.run.seed,
+    }
+    if name == POLICY:
+        card["success"] = _success(config, context, fitted.arrays)
+    save_model(out / name, context.describe(name), fitted.arrays, card)
+    log.info("%s: written to %s", name, out / name)
+
+
+def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
+    from buffers.index import is_held_out
+
+    from .pretraining import CloningJob
+
+    records = [record for record in dataset.records if record.success or not config.success_only]
+    held = [record for record in records if is_held_out(record.episode_id, config.held_out)]
+    train = [record for record in records if not is_held_out(record.episode_id, config.held_out)]
+    if not held or not train:
+        raise DataError(
+            f"{len(records)} episodes to clone are too few to hold some out", where=config.data,
+            remedy="record more episodes",
+        )  # fmt: skip
+    return CloningJob(context, train, held, config.policy_budget)
+
+
+def _model_job(name: str, config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
+    from .pretraining import obs_model_job, reward_model_job
+
+    build = {OBS_MODEL: obs_model_job, REWARD_MODEL: reward_model_job}[name]
+    budget = {OBS_MODEL: config.obs_model_budget, REWARD_MODEL: config.reward_model_budget}[name]
+    data = dataset_buffer(context, dataset, config.held_out)
+    return build(context, data, budget, config.run.precision)
+
+
+def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[str, Any]:
+    """In the real environment, on the held-out starts."""
+    from .envs import make_env
+    from .evaluation import evaluate_policy
+
+    policy = context.make_policy()
+    load_arrays(policy, arrays)  # type: ignore[arg-type]
+    evaluation = config.evaluation
+    env = make_env(config.env, evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan)
+    rates: dict[str, Any] = {}
+    for name in ("greedy", "sampled"):
+        result = evaluate_policy(
+            context, env, policy, trials=evaluation.online_trials, first_seed=evaluation.seed, greedy=name == "greedy"
+        )
+        rates[name] = result.rate.to_json()
+        log.info("policy: %s success %s", name, result.rate)
+    env.close()
+    return rates
+
+
+def _report(config: PretrainConfig, context: Context, dataset: Dataset, out: Path) -> None:
+    from .quality import quality_table, report_quality
+
+    models = {name: read_model(out / name, name, context) for name in (OBS_MODEL, REWARD_MODEL)}
+    schedule = config.imagination.schedule
+    longest = int(getattr(schedule, "end", 0) or getattr(schedule, "horizon", 0))
+    quality = report_quality(
+        context, dataset_buffer(context, dataset, config.held_out), models, out / "media",
+        horizon=min(longest, context.record_spec.max_decisions), precision=config.run.precision,
+    )  # fmt: skip
+    card = json.loads((out / POLICY / "card.json").read_text())
+    sys.stdout.write(quality_table(quality))
+    for name, rate in card["success"].items():
+        sys.stdout.write(
+            f"cloned policy, {name}: {100 * rate['rate']:.1f} % of {rate['trials']} held-out starts\n"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(run, __doc__ or "", config=PretrainConfig))

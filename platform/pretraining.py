@@ -1,0 +1,328 @@
+"""Pretraining loops: the same fit for the policy (behaviour cloning), M_obs and M_reward.
+
+A *job* knows its updates, its held-out loss and its weights; ``fit`` paces it, keeps the best weights, stops early,
+checkpoints and reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from buffers.memory import MemoryBuffer
+from buffers.records import Record
+from configs.errors import DataError
+from configs.schema import PretrainBudget
+
+from .acceleration import OptimizerStep, Precision, autocast
+from .context import Context
+from .envs.base import Observation
+from .storage import load_tree, new_folder, save_tree
+from .weights import Arrays, module_arrays
+
+if TYPE_CHECKING:
+    import torch
+
+    from policies.base import Policy
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 5.0
+HELD_OUT_ROWS = 512
+
+
+class Job(Protocol):
+    """One model's pretraining."""
+
+    name: str
+
+    def update(self) -> dict[str, float]:
+        """One optimizer step."""
+        ...
+
+    def held_out_loss(self) -> float:
+        """On held-out episodes, the same ones each time."""
+        ...
+
+    def arrays(self) -> Arrays:
+        """Weights to keep."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything to continue from."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        ...
+
+
+@dataclass
+class Fitted:
+    """What a fit gives."""
+
+    arrays: Arrays
+    updates: int
+    first_loss: float
+    best_loss: float
+    history: list[tuple[int, float]]
+    wall_s: float
+
+
+def fit(job: Job, budget: PretrainBudget, scratch: Path) -> Fitted:
+    """Run ``job`` until the budget ends or its held-out loss no longer falls; the best weights count.
+
+    ``scratch`` holds a checkpoint per look at the held-out loss; a fit that was interrupted goes on from the last one,
+    and removes the folder when done. Raises DataError when the loss is not finite.
+    """
+    began = time.monotonic()
+    fitted, stale, spent = _begin(job, scratch)
+    said = time.monotonic()
+    while fitted.updates < budget.updates and stale < budget.patience:
+        stats = job.update()
+        fitted.updates += 1
+        now = time.monotonic()
+        if now - said >= REPORT_EVERY_S:
+            said = now
+            _say(job, fitted, budget, stats, spent + now - began)
+        out_of_time = budget.wall_s is not None and spent + now - began >= budget.wall_s
+        if fitted.updates % budget.validate_every == 0 or fitted.updates == budget.updates or out_of_time:
+            stale = 0 if _look(job, fitted) else stale + 1
+            fitted.wall_s = spent + time.monotonic() - began
+            _checkpoint(job, fitted, stale, scratch)
+        if out_of_time:
+            break
+    fitted.wall_s = spent + time.monotonic() - began
+    shutil.rmtree(scratch, ignore_errors=True)
+    why = "held-out loss stopped falling" if stale >= budget.patience else "budget used"
+    log.info(
+        "%s: %d updates in %.0f s, held-out loss %.4f -> %.4f (%s)",
+        job.name, fitted.updates, fitted.wall_s, fitted.first_loss, fitted.best_loss, why,
+    )  # fmt: skip
+    return fitted
+
+
+def _begin(job: Job, scratch: Path) -> tuple[Fitted, int, float]:
+    steps = sorted(scratch.glob("[0-9]*")) if scratch.is_dir() else []
+    if not steps:
+        loss = job.held_out_loss()
+        return Fitted(job.arrays(), 0, loss, loss, [(0, loss)], 0.0), 0, 0.0
+    state = load_tree(steps[-1], "state")
+    job.load(state["job"])
+    log.info("%s: going on from update %d", job.name, state["fitted"]["updates"])
+    fitted = Fitted(**state["fitted"])
+    fitted.history = [(int(step), float(loss)) for step, loss in fitted.history]
+    return fitted, int(state["stale"]), fitted.wall_s
+
+
+def _look(job: Job, fitted: Fitted) -> bool:
+    loss = job.held_out_loss()
+    if not math.isfinite(loss):
+        raise DataError(f"{job.name}: the held-out loss is {loss}", where="pretrain", remedy="lower the learning rate")
+    fitted.history.append((fitted.updates, loss))
+    if loss >= fitted.best_loss:
+        return False
+    fitted.best_loss, fitted.arrays = loss, job.arrays()
+    return True
+
+
+def _checkpoint(job: Job, fitted: Fitted, stale: int, scratch: Path) -> None:
+    target = scratch / f"{fitted.updates:07d}"
+    with new_folder(target) as partial:
+        save_tree(partial, "state", {"job": job.state(), "fitted": vars(fitted), "stale": stale})
+    for old in sorted(scratch.glob("[0-9]*"))[:-1]:
+        shutil.rmtree(old)
+
+
+def _say(job: Job, fitted: Fitted, budget: PretrainBudget, stats: dict[str, float], spent: float) -> None:
+    rate = fitted.updates / spent
+    left = (budget.updates - fitted.updates) / rate
+    if budget.wall_s is not None:
+        left = min(left, budget.wall_s - spent)
+    log.info(
+        "%s: update %d of %d, loss %.4f, held-out %.4f, %.1f updates/s, at most %.0f s left",
+        job.name, fitted.updates, budget.updates, stats["loss"], fitted.history[-1][1], rate, left,
+    )  # fmt: skip
+
+
+class CloningJob:
+    """Behaviour cloning of successful demonstrations; the critic stays as it is."""
+
+    name = "policy"
+
+    def __init__(self, context: Context, train: list[Record], held_out: list[Record], budget: PretrainBudget) -> None:
+        self._context = context
+        self._policy: Policy = context.make_policy()
+        self._train, self._held_out = _Decisions(train), _Decisions(held_out)
+        self._batch = budget.batch or 128
+        if len(self._train) < self._batch:
+            raise DataError(
+                f"policy_budget.batch={self._batch} is larger than the data ({len(self._train)} decisions)",
+                where="policy_budget.batch", remedy="give more episodes or a smaller batch",
+            )  # fmt: skip
+        self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
+        self._step = OptimizerStep(
+            self._policy.actor_parameters(), learning_rate=self._rate, max_grad_norm=1.0, device=context.device
+        )
+        self._rng = np.random.default_rng([context.seed, 21])
+        self._updates = 0
+
+    def update(self) -> dict[str, float]:
+        """Cross-entropy on a batch of decisions; the rate warms up and follows a cosine."""
+        progress = self._updates / self._total
+        warm = min(1.0, (self._updates + 1) / 50)
+        for group in self._step.optimizer.param_groups:
+            group["lr"] = self._rate * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        loss, statistics = self._loss(self._train, self._rng.integers(len(self._train), size=self._batch))
+        self._step.backward(loss)
+        self._step.apply()
+        self._updates += 1
+        return {"loss": float(loss.detach()), **statistics}
+
+    def _loss(self, data: _Decisions, rows: NDArray[np.int64]) -> tuple[torch.Tensor, dict[str, float]]:
+        import torch
+
+        from policies.cloning import cloning_loss
+
+        observation = self._context.tensors(data.observation(rows))
+        tokens = torch.from_numpy(data.tokens[rows].astype(np.int64)).to(self._context.torch_device)
+        valid = torch.from_numpy(data.valid[rows]).to(self._context.torch_device)
+        result = cloning_loss(self._policy(observation).logits, tokens, valid)  # type: ignore[operator]
+        return result.loss, {name: float(value) for name, value in result.statistics.items()}
+
+    def held_out_loss(self) -> float:
+        """Cross-entropy on held-out successful episodes."""
+        import torch
+
+        rows = np.arange(min(len(self._held_out), HELD_OUT_ROWS))
+        with torch.no_grad():
+            return float(self._loss(self._held_out, rows)[0])
+
+    def arrays(self) -> Arrays:
+        """Actor and critic."""
+        return module_arrays(self._policy)  # type: ignore[arg-type]
+
+    def state(self) -> dict[str, Any]:
+        """Weights, moments, counters."""
+        return {
+            "policy": self.arrays(),
+            "optimizer": self._step.state(),
+            "updates": self._updates,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        from .weights import load_arrays
+
+        load_arrays(self._policy, state["policy"])  # type: ignore[arg-type]
+        self._step.load(state["optimizer"])
+        self._updates = state["updates"]
+        self._rng.bit_generator.state = state["rng"]
+
+
+class _Decisions:
+    """All decisions of some records, row by row."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._images = {
+            name: np.concatenate([r.images[name][:-1] for r in records]) for name in (records[0].images if records else {})
+        }
+        self._proprio = np.concatenate([r.proprio[:-1] for r in records])
+        self._instructions = [r.instruction for r in records for _ in range(r.length)]
+        self.tokens = np.concatenate([r.tokens for r in records])
+        self.valid = np.concatenate([r.valid for r in records])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def observation(self, rows: NDArray[np.int64]) -> Observation:
+        """Observations ``rows``."""
+        return Observation(
+            {name: frames[rows] for name, frames in self._images.items()},
+            self._proprio[rows],
+            [self._instructions[row] for row in rows],
+        )
+
+
+class ModelJob:
+    """M_obs or M_reward: the trainer of ``world_models.training`` on a buffer that holds the dataset."""
+
+    def __init__(self, name: str, trainer: Any, draw: Any, validate: Any, context: Context, precision: Precision) -> None:
+        self.name = name
+        self._trainer, self._draw, self._validate = trainer, draw, validate
+        self._context, self._precision = context, precision
+
+    def update(self) -> dict[str, float]:
+        """One optimizer step."""
+        with autocast(self._context.device, self._precision):
+            stats: dict[str, float] = self._trainer.update(self._draw())
+        return stats
+
+    def held_out_loss(self) -> float:
+        """Of the averaged weights."""
+        with autocast(self._context.device, self._precision):
+            return float(self._validate())
+
+    def arrays(self) -> Arrays:
+        """The averaged weights."""
+        return module_arrays(self._trainer.averaged)
+
+    def state(self) -> dict[str, Any]:
+        """The trainer's."""
+        state: dict[str, Any] = self._trainer.state()
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Into the trainer."""
+        self._trainer.load(state)
+
+
+def obs_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision) -> ModelJob:
+    """Windows of the training split; the held-out loss is the mean over the steps of a chain on own predictions."""
+    from world_models.training import ObsModelTrainer
+
+    config = context.world_model_config.obs_model
+    batch = budget.batch or config.batch
+    trainer = ObsModelTrainer(
+        context.make_obs_model(), config, encode=context.vocabulary.encode, seed=context.seed + 31,
+        learning_rate=budget.learning_rate, total_updates=budget.updates,
+    )  # fmt: skip
+    fixed = np.random.default_rng(0)
+    held_out = data.windows(128, config.history, config.rollout_steps + 1, split="held_out", generator=fixed)
+
+    def draw() -> Any:
+        return data.windows(batch, config.history, trainer.window_steps)
+
+    def validate() -> float:
+        return float(np.mean(trainer.validation_loss(held_out)))
+
+    return ModelJob("obs_model", trainer, draw, validate, context, precision)
+
+
+def reward_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision) -> ModelJob:
+    """Frames labelled by the real outcome; the held-out loss is cross-entropy on balanced held-out frames."""
+    from world_models.training import RewardModelTrainer
+
+    config = context.world_model_config.reward_model
+    batch = budget.batch or config.batch
+    trainer = RewardModelTrainer(
+        context.make_reward_model(), config, encode=context.vocabulary.encode, seed=context.seed + 32,
+        learning_rate=budget.learning_rate, total_updates=budget.updates,
+    )  # fmt: skip
+    held_out = data.outcomes(HELD_OUT_ROWS, split="held_out", balance=True, generator=np.random.default_rng(0))
+
+    def draw() -> Any:
+        return data.outcomes(batch, split="train", balance=config.balance)
+
+    return ModelJob(
+        "reward_model", trainer, draw, lambda: trainer.validation_loss(held_out), context, precision
+    )

@@ -1,0 +1,82 @@
+"""Rows of metrics by design's names, and the line that a person follows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from configs.schema import TrainConfig
+
+from .metrics import idle_ratio
+
+
+def metric_row(
+    by_role: dict[str, dict[str, float]], buffers: dict[str, dict[str, Any]], board: dict[str, Any], wall_s: float
+) -> dict[str, Any]:
+    """One row of ``metrics.jsonl``: every role's numbers, idle ratios, buffers, throughput since the last row, and the
+    board with its step axes."""
+    row: dict[str, Any] = {"wall_s": round(wall_s, 3)}
+    idle: dict[str, float] = {}
+    for name, metrics in by_role.items():
+        numbers = dict(metrics)
+        idle[name] = idle_ratio(numbers.pop("busy_s"), numbers.pop("wall_s"))
+        row[f"idle_ratio/{name}"] = idle[name]
+        row |= numbers
+    if "policy_learner" in idle:
+        row["trainer/idle_ratio"] = idle["policy_learner"]
+    rollouts = [value for name, value in idle.items() if name.startswith("rollout_")]
+    if rollouts:
+        row["rollouter/idle_ratio"] = sum(rollouts) / len(rollouts)
+    for name, stats in buffers.items():
+        for key in ("items", "bytes", "uses_per_sample"):
+            row[f"buffer/{name}/{key}"] = stats[key]
+    row |= {key: value for key, value in board.items() if value is not None}
+    row["real_steps"] = sum(value for key, value in board.items() if key.startswith("real_steps/"))
+    return row
+
+
+class ProgressLine:
+    """Rates since the last line, and the time that is left at the rate so far."""
+
+    def __init__(self, config: TrainConfig, started: float) -> None:
+        self._config = config
+        self._started = started
+        self._last = (started, 0, 0, 0)
+        self._first_turns: int | None = None
+
+    def wall_s(self, now: float) -> float:
+        """Seconds since the loop started."""
+        return now - self._started
+
+    def text(self, row: dict[str, Any], board: dict[str, Any], now: float) -> str:
+        """The line; also adds the throughput to ``row``'s next reader through ``rates``."""
+        turns, real = int(board.get("policy/turns", 0)), int(row["real_steps"])
+        imagined = int(board.get("imagined_steps", 0))
+        if self._first_turns is None:
+            self._first_turns = turns
+        then, turns_then, real_then, imagined_then = self._last
+        seconds = max(now - then, 1e-9)
+        self._last = (now, turns, real, imagined)
+        parts = [
+            f"turn {turns}/{self._config.run.stop.updates}",
+            f"real steps {real} (+{(real - real_then) / seconds:.0f}/s)",
+        ]
+        if imagined:
+            parts.append(f"imagined {imagined} (+{(imagined - imagined_then) / seconds:.0f}/s)")
+            parts.append(f"horizon {row.get('imagine/horizon', 0):.0f}")
+        if "env/success_once" in row:
+            parts.append(f"rollout success {row['env/success_once']:.2f}")
+        if "imagine/success" in row:
+            parts.append(f"imagined success {row['imagine/success']:.2f}")
+        greedy = board.get("evaluation/greedy")
+        if greedy is not None:
+            parts.append(f"evaluated {greedy['rate']:.2f}")
+        parts.append(self._left(turns, now))
+        return ", ".join(parts)
+
+    def _left(self, turns: int, now: float) -> str:
+        done = turns - (self._first_turns or 0)
+        if done <= 0:
+            return "remaining time unknown"
+        left = (self._config.run.stop.updates - turns) * (now - self._started) / done
+        return f"{time.strftime('%M:%S', time.gmtime(max(0.0, left)))} left"

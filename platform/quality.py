@@ -1,0 +1,126 @@
+"""The quality report of a pair of models and a policy: written by pretraining and at the end of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from buffers.memory import MemoryBuffer
+
+from .acceleration import Precision, autocast
+from .context import OBS_MODEL, REWARD_MODEL, Context
+from .weights import Arrays, load_arrays
+
+if TYPE_CHECKING:
+    from world_models.quality import QualityReport, RewardQuality
+
+WINDOWS = 384
+FRAMES = 1024
+STRIPS = 4
+"""Episodes in the film strip."""
+
+
+@dataclass
+class ModelQuality:
+    """How far the models can be believed, on held-out real episodes."""
+
+    from_anywhere: QualityReport
+    """Windows that start anywhere in an episode, as imagination does."""
+    from_start: QualityReport
+    """Windows that start where the episode does."""
+    reward: RewardQuality
+    files: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``quality.json``."""
+        return {
+            "from_anywhere": asdict(self.from_anywhere),
+            "from_start": asdict(self.from_start),
+            "reward_model": asdict(self.reward),
+            "files": self.files,
+        }
+
+
+def report_quality(
+    context: Context, real: MemoryBuffer, models: dict[str, Arrays], folder: Path, *, horizon: int, precision: Precision
+) -> ModelQuality:
+    """Measure, and write ``quality.json``, ``quality.md``, ``film.png`` and ``film.mp4`` into ``folder``."""
+    from world_models.quality import outcome_agreement, reward_quality
+
+    obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
+    load_arrays(obs_model, models[OBS_MODEL])
+    load_arrays(reward_model, models[REWARD_MODEL])
+    config, encode = context.world_model_config, context.vocabulary.encode
+    threshold, history = config.reward_model.threshold, config.obs_model.history
+    draw = {"split": "held_out", "generator": np.random.default_rng(0)}
+    with autocast(context.device, precision):
+        reports = [
+            outcome_agreement(
+                obs_model, reward_model,
+                real.windows(WINDOWS, history, horizon, episode_start=first, **draw),  # type: ignore[arg-type]
+                encode=encode, threshold=threshold,
+            )
+            for first in (False, True)
+        ]  # fmt: skip
+        frames = real.outcomes(FRAMES, balance=False, **draw)  # type: ignore[arg-type]
+        reward = reward_quality(reward_model, frames, encode=encode, threshold=threshold)
+    quality = ModelQuality(reports[0], reports[1], reward)
+    folder.mkdir(parents=True, exist_ok=True)
+    quality.files = film(context, real, obs_model, reward_model, folder, horizon=horizon, precision=precision)
+    (folder / "quality.json").write_text(json.dumps(quality.to_json(), indent=1))
+    (folder / "quality.md").write_text(quality_table(quality))
+    return quality
+
+
+def film(
+    context: Context, real: MemoryBuffer, obs_model: Any, reward_model: Any, folder: Path, *, horizon: int,
+    precision: Precision,
+) -> list[str]:  # fmt: skip
+    """Held-out episodes, real above imagined under the same actions: a strip and a video."""
+    from world_models.film import film_strip, film_video
+    from world_models.quality import imagine_open_loop
+
+    history = context.world_model_config.obs_model.history
+    windows = real.windows(
+        64, history, horizon, split="held_out", episode_start=True, generator=np.random.default_rng(1)
+    )
+    longest = np.argsort(-windows.mask.sum(axis=1), kind="stable")
+    _, unique = np.unique(windows.ids[longest], return_index=True)
+    rows = longest[np.sort(unique)][:STRIPS]
+    with autocast(context.device, precision):
+        imagined = imagine_open_loop(obs_model, reward_model, windows, encode=context.vocabulary.encode, seed=0)
+    camera = next(iter(windows.frames))
+    reals = [windows.frames[camera][row, history - 1 :][: 1 + int(windows.mask[row].sum())] for row in rows]
+    dreams = [imagined.frames[camera][row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
+    chances = [imagined.probabilities[row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
+    titles = [windows.instructions[row] for row in rows]
+    film_strip(reals, dreams, chances, folder / "film.png", titles=titles)
+    film_video(reals, dreams, folder / "film.mp4", titles=titles)
+    return ["film.png", "film.mp4"]
+
+
+def quality_table(quality: ModelQuality) -> str:
+    """Markdown: agreement by horizon, PSNR by step, the reward model alone."""
+    lines = [
+        "| decisions | agreement | false success | missed | real success | imagined success | PSNR dB | first frame repeated dB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    anywhere = quality.from_anywhere
+    for row, ours, copy in zip(anywhere.by_horizon, anywhere.psnr_by_step, anywhere.psnr_copy_by_step, strict=False):
+        lines.append(
+            f"| {row.horizon} | {row.agreement:.3f} | {row.false_success:.3f} | {row.missed_success:.3f} | "
+            f"{row.real_success:.3f} | {row.imagined_success:.3f} | {ours:.1f} | {copy:.1f} |"
+        )
+    reward = quality.reward
+    lines += [
+        "",
+        f"{anywhere.by_horizon[0].windows} held-out windows that start anywhere in an episode, under the recorded actions. "
+        f"Reward model on {reward.successes} success and {reward.others} other held-out frames: AUC {reward.auc:.3f}, "
+        f"precision {reward.precision:.3f}, recall {reward.recall:.3f}, false success {reward.false_success:.3f}.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,300 @@
+"""Runs a train config from start to summary: builds, watches, logs, checkpoints, stops, reports."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from buffers.dataset import read_dataset
+from buffers.records import Record
+from configs.errors import RoleFailure, StallError
+from configs.schema import TrainConfig
+
+from .assembly import HOSTS, Services, place_roles, place_services, publish_first, shares
+from .checkpoint import write_checkpoint
+from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
+from .evaluation import Evaluation, evaluate_policy
+from .hosts.base import Host
+from .metrics import make_trackers
+from .models import read_model
+from .progress import ProgressLine, metric_row
+from .self_check import self_check
+from .weights import Arrays, load_arrays, module_arrays
+
+log = logging.getLogger(__name__)
+
+PAUSE_TIMEOUT_S = 30.0
+INTERRUPT_PAUSE_S = 1.5
+"""An interrupted run must be gone within seconds: a role that is still busy then keeps its last checkpointed state."""
+
+
+@dataclass
+class Progress:
+    """What the run itself must remember."""
+
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    before: dict[str, Any] = field(default_factory=dict)
+    demonstration_steps: int = 0
+    warm_up_steps: int = 0
+    wall_s: float = 0.0
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What ``run`` leaves for the report."""
+
+    services: Services
+    context: Context
+    board: dict[str, Any]
+    progress: Progress
+    models: dict[str, Arrays]
+    after: dict[str, Any]
+    role_busy_s: dict[str, float]
+    interrupted: bool
+
+
+class Runner:
+    """One run in one directory. ``resumed`` is (turns, states) of a checkpoint."""
+
+    def __init__(
+        self, config: TrainConfig, folder: Path, resumed: tuple[int, dict[str, Any]] | None = None
+    ) -> None:
+        self._config, self._folder, self._resumed = config, folder, resumed
+        self._context = make_context(config, seed=config.run.seed, device=config.run.device)
+        self._progress = Progress()
+        if resumed is not None:
+            self._progress = Progress(**resumed[1]["runner"])
+        self._interrupted = False
+        self._states: dict[str, Any] = {} if resumed is None else dict(resumed[1])
+        self._checkpointed = 0 if resumed is None else resumed[0]
+        self._busy: dict[str, float] = {}
+        self._moved: dict[str, tuple[int, float]] = {}
+
+    def run(self) -> Outcome:
+        """Everything but the pictures. Raises what went wrong; nothing keeps running then."""
+        first = self._first_weights()
+        records = self._offline_records()
+        if self._resumed is None:
+            self._timed("self_check", lambda: self_check(self._context, first[POLICY], self._config.algorithm))
+            self._timed("evaluate_before", lambda: self._evaluate_before(first[POLICY]))
+        host = self._timed("host", lambda: HOSTS[type(self._config.host)](self._config.host))
+        try:
+            return self._run_on(host, first, records)
+        finally:
+            host.close()
+
+    def _timed(self, stage: str, work: Any) -> Any:
+        began = time.monotonic()
+        result = work()
+        stages = self._progress.stages_s
+        stages[stage] = stages.get(stage, 0.0) + time.monotonic() - began
+        return result
+
+    def _first_weights(self) -> dict[str, Arrays]:
+        """From the folders that the config names, else random."""
+        context, config = self._context, self._config
+        path = config.policy.path
+        if path is None:
+            log.warning("policy.path is not set: the policy starts from random weights")
+        first = {
+            POLICY: module_arrays(context.make_policy()) if path is None else read_model(Path(path), POLICY, context)
+        }
+        if shares(config).imagines:
+            makers = {OBS_MODEL: context.make_obs_model, REWARD_MODEL: context.make_reward_model}
+            folder = config.world_model.path
+            if folder is None:
+                log.warning("world_model.path is not set: the models start from random weights")
+            for name, make in makers.items():
+                given = folder is not None
+                first[name] = read_model(Path(str(folder)) / name, name, context) if given else module_arrays(make())
+        return first
+
+    def _offline_records(self) -> list[Record]:
+        """Demonstrations of ``data``; checked against the run before anything starts."""
+        if self._config.data is None:
+            return []
+        dataset = read_dataset(self._config.data)
+        self._context.record_spec.require(
+            dataset.spec, where=self._config.data, remedy="use a dataset recorded with this env and policy, or set theirs"
+        )
+        self._progress.demonstration_steps = sum(record.env_steps for record in dataset.records)
+        return dataset.records
+
+    def _evaluate_before(self, arrays: Arrays) -> None:
+        log.info("evaluating the policy that the run starts from")
+        self._progress.before = {name: e.rate.to_json() for name, e in self.evaluate(arrays).items()}
+
+    def evaluate(self, arrays: Arrays) -> dict[str, Evaluation]:
+        """Greedy and sampled success of a policy on the held-out starts."""
+        from .envs import make_env
+
+        config = self._config
+        policy = self._context.make_policy()
+        load_arrays(policy, arrays)  # type: ignore[arg-type]
+        env = make_env(
+            config.env, config.evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan
+        )
+        try:
+            return {
+                name: evaluate_policy(
+                    self._context, env, policy, trials=config.evaluation.trials,
+                    first_seed=config.evaluation.seed, greedy=name == "greedy",
+                )
+                for name in ("greedy", "sampled")
+            }  # fmt: skip
+        finally:
+            env.close()
+
+    def _run_on(self, host: Host, first: dict[str, Arrays], records: list[Record]) -> Outcome:
+        services = place_services(host, self._config, self._context)
+        publish_first(services, first)
+        if self._resumed is None and records:
+            services.real.extend(records)
+        self._put_first_facts(services)
+        place_roles(host, self._config, self._context, services)
+        self._timed("start", host.start)
+        if self._resumed is not None:
+            host.load({name: state for name, state in self._states.items() if name != "runner"})
+        began = time.monotonic()
+        trackers = make_trackers(self._config.track, self._folder, self._progress.run_id)
+        try:
+            with self._catch_interrupt():
+                host.resume()
+                self._loop(host, services, trackers)
+                return self._finish(host, services, began)
+        finally:
+            for tracker in trackers:
+                tracker.close()
+
+    def _put_first_facts(self, services: Services) -> None:
+        if self._resumed is not None:
+            return
+        card = Path(str(self._config.world_model.path)) / OBS_MODEL / "card.json"
+        known = json.loads(card.read_text()).get("first_val_loss") if card.is_file() else None
+        services.store.put({"policy/version": 0, "policy/turns": 0, "obs_model/first_val_loss": known})
+
+    @contextmanager
+    def _catch_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks for an orderly end, the second one gets through."""
+
+        def ask(signum: int, frame: FrameType | None) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            log.warning("interrupted: writing a checkpoint; once more ends at once")
+
+        held = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in held.items():
+                signal.signal(number, handler)
+
+    def _loop(self, host: Host, services: Services, trackers: list[Any]) -> None:
+        config, started = self._config.run, time.monotonic()
+        line = ProgressLine(self._config, started)
+        logged = time.monotonic()
+        while not self._interrupted:
+            host.pump()
+            now = time.monotonic()
+            board = services.store.read()
+            if now - logged >= config.log_every_s:
+                self._log(host, services, board, trackers, line, now)
+                logged = now
+            due = int(board.get("policy/turns", 0)) // config.checkpoint_every if config.checkpoint_every else 0
+            if config.checkpoint_every and due > self._checkpointed // config.checkpoint_every:
+                self._checkpoint(host, PAUSE_TIMEOUT_S)
+                host.resume()
+            self._watch(host, now)
+            if self._should_stop(board, now - started):
+                self._log(host, services, services.store.read(), trackers, line, now)
+                return
+
+    def _should_stop(self, board: dict[str, Any], wall_s: float) -> bool:
+        stop = self._config.run.stop
+        greedy = board.get("evaluation/greedy")
+        return (
+            int(board.get("policy/turns", 0)) >= stop.updates
+            or (stop.real_steps is not None and online_steps(board) >= stop.real_steps)
+            or (stop.wall_s is not None and self._progress.wall_s + wall_s >= stop.wall_s)
+            or (stop.success is not None and greedy is not None and greedy["rate"] >= stop.success)
+        )
+
+    def _log(
+        self, host: Host, services: Services, board: dict[str, Any], trackers: list[Any], line: ProgressLine, now: float
+    ) -> None:
+        by_role = host.metrics()
+        for name, row in by_role.items():
+            self._busy[name] = self._busy.get(name, 0.0) + row["busy_s"]
+        if int(board.get("policy/turns", 0)) <= self._config.algorithm.critic_warm_up:
+            self._progress.warm_up_steps = online_steps(board)
+        buffers = {"real": services.real.stats(), "img": services.imagined.stats()}
+        row = metric_row(by_role, buffers, board, line.wall_s(now))
+        for tracker in trackers:
+            tracker.write(row, int(board.get("policy/turns", 0)))
+        log.info("%s", line.text(row, board, now))
+
+    def _watch(self, host: Host, now: float) -> None:
+        """No silent stall: a step that never ends, or loops that all stand still."""
+        limit = self._config.run.stall_s
+        health = host.health()
+        for role in health:
+            if role.step_s > limit:
+                raise StallError(f"{role.name} has been inside one step for {role.step_s:.0f} s", where=role.name)
+            if self._moved.get(role.name, (-1, 0.0))[0] != role.progress:
+                self._moved[role.name] = (role.progress, now)
+        if health and all(now - self._moved[role.name][1] > limit for role in health):
+            idle = ", ".join(role.name for role in health)
+            raise StallError(
+                f"no loop made progress for {limit:.0f} s ({idle})", where="run.stall_s",
+                remedy="see the metrics: gate, guard or admission may hold everything back",
+            )  # fmt: skip
+
+    def _checkpoint(self, host: Host, timeout_s: float) -> dict[str, Arrays]:
+        late = host.pause(timeout_s)
+        if late and timeout_s == PAUSE_TIMEOUT_S:
+            raise RoleFailure(f"{', '.join(late)} did not pause within {timeout_s:.0f} s", where="checkpoint")
+        self._states |= host.states(skip=late)
+        self._states["runner"] = vars(self._progress)
+        turns = self._states["policy_learner"]["turns"]
+        models = {
+            name: held["arrays"] for name, held in self._states["store"]["weights"].items() if name != "anchor"
+        }
+        models[POLICY] = self._states["policy_learner"]["policy"]
+        write_checkpoint(
+            self._folder / "checkpoints", turns, self._states, models, self._context,
+            keep=self._config.run.keep_checkpoints,
+        )  # fmt: skip
+        self._checkpointed = turns
+        return models
+
+    def _finish(self, host: Host, services: Services, began: float) -> Outcome:
+        """A last checkpoint, the evaluation after, and what the report needs from the buffers."""
+        self._progress.wall_s += time.monotonic() - began
+        models = self._checkpoint(host, INTERRUPT_PAUSE_S if self._interrupted else PAUSE_TIMEOUT_S)
+        board = services.store.read()
+        after = {}
+        if not self._interrupted:
+            log.info("evaluating the trained policy")
+            results = self._timed("evaluate_after", lambda: self.evaluate(models[POLICY]))
+            after = {name: result.rate.to_json() for name, result in results.items()}
+        return Outcome(
+            services, self._context, board, self._progress, models, after, self._busy, self._interrupted
+        )
+
+
+def online_steps(board: dict[str, Any]) -> int:
+    """Real env steps taken by the rollout workers."""
+    return int(np.sum([value for key, value in board.items() if key.startswith("real_steps/")], dtype=np.int64))
