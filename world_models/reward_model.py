@@ -22,7 +22,7 @@ class FilmStage(nn.Module):
     def __init__(self, inputs: int, outputs: int, width: int) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(inputs, outputs, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.norm = nn.GroupNorm(1, outputs)
+        self.norm = nn.GroupNorm(1, outputs, affine=False)
         self.film = nn.Linear(width, 2 * outputs)
         nn.init.zeros_(self.film.bias)
         self.residual = inputs == outputs
@@ -30,7 +30,7 @@ class FilmStage(nn.Module):
     def forward(self, x: Float[Tensor, "B C h w"], words: Float[Tensor, "B E"]) -> Float[Tensor, "B C2 h w"]:
         """``words`` scale and shift the normalised features."""
         scale, shift = self.film(words)[:, :, None, None].chunk(2, dim=1)
-        y = F.silu(self.norm(self.convolution(x)) * (1 + scale) + shift)
+        y = F.silu(torch.addcmul(shift, self.norm(self.convolution(x)), 1 + scale))
         return x + y if self.residual else y
 
 
@@ -42,6 +42,7 @@ class RewardModel(nn.Module):
         self.spec = spec
         self.config = config
         self._cameras = tuple(spec.cameras)
+        self._use_bfloat16 = config.precision == "bfloat16"
         size = spec.folded_size(config.fold, multiple=1, where="world_model.reward_model")
         inputs = len(spec.cameras) * 3 * config.fold**2 + 2
         self.register_buffer("coordinates", coordinate_maps(*size), persistent=False)
@@ -60,13 +61,21 @@ class RewardModel(nn.Module):
         self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]
     ) -> Float[Tensor, " B"]:
         """Logit of success."""
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16):
+            features = self._features(pixels, instruction)
+        return self.logit(self.head(features.float()))[:, 0]  # type: ignore[no-any-return]
+
+    def _features(
+        self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]
+    ) -> Float[Tensor, "B N"]:
         words = mean_of_words(self.words, instruction)
         coordinates = self.get_buffer("coordinates").expand(pixels.shape[0], -1, -1, -1)
         x = torch.cat([pixels, coordinates], dim=1).contiguous(memory_format=torch.channels_last)
         for stage in self.stages:
             x = stage(x, words)
-        pooled = torch.cat([x.amax((2, 3)), x.mean((2, 3))], dim=1)
-        return self.logit(self.head(pooled))[:, 0]  # type: ignore[no-any-return]
+        # Flattened in memory's order: pooling over (2, 3) would send gradients back in another layout, at twice the cost.
+        cells = x.movedim(1, -1).flatten(1, 2)
+        return torch.cat([cells.amax(1), cells.mean(1)], dim=1)
 
     @torch.no_grad()
     def probability(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:

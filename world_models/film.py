@@ -1,0 +1,96 @@
+"""Real and imagined episodes side by side: a picture to look at, a video to play."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MARGIN = 6
+HEADER = 16
+LABELS = 72
+"""Pixels left of a row for its name."""
+INK = (40, 40, 40)
+PAPER = (255, 255, 255)
+SUCCESS = (20, 140, 60)
+"""Colour of a probability at or above the threshold."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """One episode in both worlds under the same actions; index 0 is the common start."""
+
+    real: NDArray[np.uint8]
+    """``[T, H, W, 3]``"""
+    imagined: NDArray[np.uint8]
+    """``[T, H, W, 3]``"""
+    probabilities: NDArray[np.float32]
+    """``[T]`` success probability of the imagined frames."""
+    title: str = ""
+
+
+def film_strip(films: Sequence[Film], path: Path, *, enlarge: int = 3, threshold: float = 0.5) -> None:
+    """Write a PNG: per film the real row above the imagined one, step numbers above, probabilities below.
+
+    Pixels are enlarged by nearest neighbour, so that nothing is smoothed over.
+    """
+    from PIL import Image
+
+    blocks = [_strip(film, enlarge, threshold) for film in films]
+    width, height = max(b.width for b in blocks), sum(b.height for b in blocks)
+    sheet = Image.new("RGB", (width, height), PAPER)
+    top = 0
+    for block in blocks:
+        sheet.paste(block, (0, top))
+        top += block.height
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+
+
+def _strip(film: Film, enlarge: int, threshold: float) -> Image.Image:
+    from PIL import Image, ImageDraw
+
+    steps, height, width = film.real.shape[:3]
+    cell_w, cell_h = width * enlarge, height * enlarge
+    rows = [HEADER * 2, HEADER * 2 + cell_h + MARGIN]
+    bottom = rows[1] + cell_h + 2
+    size = (LABELS + steps * (cell_w + MARGIN) + MARGIN, bottom + HEADER + 2 * MARGIN)
+    sheet = Image.new("RGB", size, PAPER)
+    draw: Any = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, 2), film.title, fill=INK)
+    for name, top in zip(("real", "imagined"), rows, strict=True):
+        draw.text((MARGIN, top + cell_h // 2 - 6), name, fill=INK)
+    draw.text((MARGIN, bottom), "p(success)", fill=INK)
+    for step in range(steps):
+        left = LABELS + step * (cell_w + MARGIN)
+        draw.text((left + cell_w // 2 - 4, HEADER), str(step), fill=INK)
+        for frames, top in zip((film.real, film.imagined), rows, strict=True):
+            sheet.paste(Image.fromarray(enlarged(frames[step], enlarge)), (left, top))
+        probability = float(film.probabilities[step])
+        colour = SUCCESS if probability >= threshold else INK
+        draw.text((left + cell_w // 2 - 12, bottom), f"{probability:.2f}", fill=colour)
+    return sheet
+
+
+def enlarged(frame: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
+    """``[H, W, 3]`` to ``[times H, times W, 3]`` by repeating pixels."""
+    return frame.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def film_video(film: Film, path: Path, *, enlarge: int = 8, fps: int = 4) -> None:
+    """Write an mp4 with the real frame left of the imagined one."""
+    import imageio.v2 as imageio
+
+    gap = np.full((film.real.shape[1] * enlarge, 2 * enlarge, 3), 255, np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Video codecs want even sizes; an even enlargement gives them.
+    with imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2) as writer:
+        for real, imagined in zip(film.real, film.imagined, strict=True):
+            writer.append_data(np.hstack([enlarged(real, enlarge), gap, enlarged(imagined, enlarge)]))
