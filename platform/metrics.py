@@ -179,3 +179,16 @@ def make_trackers(config: TrackConfig, folder: Path, run_id: str) -> list[Tracke
             remedy="pip install 'reverie[track]' or turn track.* off",
         ) from error
     return trackers
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a ``metrics.jsonl``; a last line that a killed run left unfinished is ignored."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    rows = []
+    for number, line in enumerate(lines):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number != len(lines) - 1:
+                raise
+    return rows

@@ -7,7 +7,7 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from .checkpoint import write_checkpoint
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
-from .metrics import make_trackers
+from .metrics import make_trackers, read_rows
 from .models import read_model
 from .progress import ProgressLine, metric_row
 from .self_check import self_check
@@ -62,6 +62,8 @@ class Outcome:
     models: dict[str, Arrays]
     after: dict[str, Any]
     role_busy_s: dict[str, float]
+    lag: dict[str, float]
+    """Of the whole run: mean, p95 and max, in versions."""
     interrupted: bool
 
 
@@ -82,8 +84,9 @@ class Runner:
         self._busy: dict[str, float] = {}
         self._moved: dict[str, tuple[int, float]] = {}
 
-    def run(self) -> Outcome:
-        """Everything but the pictures. Raises what went wrong; nothing keeps running then."""
+    def run(self, report: Callable[[Outcome], dict[str, Any]]) -> dict[str, Any]:
+        """Run, then let ``report`` look while the buffers are still there; its answer. Raises what went wrong; nothing
+        keeps running then."""
         first = self._first_weights()
         records = self._offline_records()
         if self._resumed is None:
@@ -91,7 +94,7 @@ class Runner:
             self._timed("evaluate_before", lambda: self._evaluate_before(first[POLICY]))
         host = self._timed("host", lambda: HOSTS[type(self._config.host)](self._config.host))
         try:
-            return self._run_on(host, first, records)
+            return report(self._run_on(host, first, records))
         finally:
             host.close()
 
@@ -291,8 +294,19 @@ class Runner:
             results = self._timed("evaluate_after", lambda: self.evaluate(models[POLICY]))
             after = {name: result.rate.to_json() for name, result in results.items()}
         return Outcome(
-            services, self._context, board, self._progress, models, after, self._busy, self._interrupted
+            services, self._context, board, self._progress, models, after, self._busy, self._lag(), self._interrupted
         )
+
+    def _lag(self) -> dict[str, float]:
+        """From the rows of the metrics, so that a resumed run counts its whole life."""
+        rows = [row for row in read_rows(self._folder / "metrics.jsonl") if "staleness/lag_mean" in row]
+        if not rows:
+            return {"mean": 0.0, "p95": 0.0, "max": 0.0}
+        return {
+            "mean": float(np.mean([row["staleness/lag_mean"] for row in rows])),
+            "p95": float(np.percentile([row["staleness/lag_p95"] for row in rows], 95)),
+            "max": float(max(row["staleness/lag_max"] for row in rows)),
+        }
 
 
 def online_steps(board: dict[str, Any]) -> int:

@@ -1,34 +1,82 @@
-"""Train a policy by reinforcement learning: python -m platform.train {real,imagined,real+imagined} [key=value ...]
+"""Train by reinforcement learning: python -m platform.train {real,imagined,real+imagined} [key=value ...]
 
-real           in the real environment alone
-imagined       in a pretrained world model, from the real start states of a dataset
-real+imagined  in both, while the world model keeps learning
+real           the policy learns from the real environment alone
+imagined       the policy learns from imagination alone; real episodes only feed the models
+               (with world_model.frozen=true there is no real environment at all)
+real+imagined  the policy learns from both
 
---dry-run shows the whole configuration and stops.
+--dry-run prints the resolved config and the plan, and stops. run.resume=<run directory> continues a run.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from configs.errors import ConfigError
-from configs.loader import load_config, to_yaml
+from configs.errors import ReverieError
+from configs.loader import config_from_yaml, load_config, to_yaml
 from configs.schema import TrainConfig
 
+from .checkpoint import read_checkpoint
 from .command import main
+from .plan import check_plan, plan_text
+from .run_folder import new_run_folder, remove_if_bare, require_run
+
+log = logging.getLogger("reverie.train")
 
 
 def run(argv: list[str]) -> int:
-    """Build the roles and run them until the run's stop."""
-    load_config(TrainConfig, argv)
-    raise ConfigError("training is not built yet", remedy="use --dry-run")
+    """Check everything, then run until the run's stop."""
+    config = load_config(TrainConfig, argv)
+    if config.run.resume is not None:
+        return _resume(config)
+    check_plan(config)
+    folder = new_run_folder(config)
+    try:
+        (folder / "config.yaml").write_text(to_yaml(config))
+        return _run_in(folder, config, None)
+    except ReverieError:
+        remove_if_bare(folder)
+        raise
+
+
+def _resume(asked: TrainConfig) -> int:
+    """The run goes on with its own config; of the new command line only ``run.stop`` and the host count."""
+    folder = Path(str(asked.run.resume))
+    require_run(folder)
+    stored = config_from_yaml(TrainConfig, folder / "config.yaml")
+    config = replace(stored, host=asked.host, run=replace(stored.run, stop=asked.run.stop))
+    check_plan(config)
+    return _run_in(folder, config, read_checkpoint(folder / "checkpoints"))
+
+
+def _run_in(folder: Path, config: TrainConfig, resumed: tuple[int, dict[str, object]] | None) -> int:
+    from .report import final_table, write_report
+    from .runner import Runner
+
+    handler = logging.FileHandler(folder / "log.txt")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        log.info("run directory %s", folder)
+        runner = Runner(config, folder, resumed)
+        result = runner.run(lambda outcome: write_report(config, outcome, folder))
+        sys.stdout.write(final_table(result))
+        return 130 if result["interrupted"] else 0
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def dry_run(argv: list[str]) -> int:
-    """Show the configuration."""
-    sys.stdout.write(to_yaml(load_config(TrainConfig, argv)))
+    """The resolved config, and what would run."""
+    config = load_config(TrainConfig, argv)
+    check_plan(config)
+    sys.stdout.write(to_yaml(config) + "\n" + plan_text(config))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, __doc__, config=TrainConfig, dry_run=dry_run))
+    sys.exit(main(run, __doc__ or "", config=TrainConfig, dry_run=dry_run))

@@ -117,6 +117,9 @@ class TabletopWorlds:
             blocks = self._separate(blocks, 2 * radius)
             blocks = blocks + _overlap(blocks, gripper[:, None], contact)
             blocks = np.clip(blocks, radius, 1 - radius)
+        # Without the pusher once more: a row of blocks squeezed against the edge holds its ground and stops it.
+        for _ in range(RELAXATIONS):
+            blocks = np.clip(self._separate(blocks, 2 * radius), radius, 1 - radius)
         blocks = start + np.clip(blocks - start, -most, most)
         stopped = _overlap(gripper[:, None], blocks, contact).sum(axis=1)
         moved = np.clip(

@@ -1,0 +1,84 @@
+"""What a run will take, before anything starts: processes, memory, batch arithmetic. Mistakes that only the whole
+config shows are found here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from configs.errors import ConfigError, ResourceError
+from configs.schema import TrainConfig
+from configs.system import RayHostConfig
+
+from .assembly import quality_horizon, shares
+from .context import make_context, require_device
+
+TORCH_PROCESS_GB = 0.5
+"""Resident memory of a role's process with torch and its models, as measured on CPU with the small presets."""
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of its control group where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total
+
+
+def planned_bytes(config: TrainConfig) -> int:
+    """Upper bound of what buffers and processes take."""
+    processes = len(processes_of(config)) if isinstance(config.host, RayHostConfig) else 1
+    buffers = config.buffers.real.max_bytes + config.buffers.imagined.max_bytes
+    return int(buffers + processes * TORCH_PROCESS_GB * 1e9)
+
+
+def processes_of(config: TrainConfig) -> list[str]:
+    """Names of the roles and services."""
+    part = shares(config)
+    names = ["store", "b_real", "b_img", "policy_learner", "evaluator"]
+    if part.collects:
+        names += ["inference", *(f"rollout_{index}" for index in range(config.rollout.workers))]
+    if part.imagines:
+        names.append("imagination")
+    if part.trains_models:
+        names += ["obs_model_learner", "reward_model_learner"]
+    return names
+
+
+def check_plan(config: TrainConfig) -> None:
+    """Raise a one-line error for what cannot run: device, memory, a path that is not there, a mode without models."""
+    require_device(config.run.device)
+    make_context(config, seed=config.run.seed, device=config.run.device).record_spec  # noqa: B018  the env must exist
+    planned, there = planned_bytes(config), memory_bytes()
+    if planned > there:
+        raise ResourceError(
+            f"the run may take {planned / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
+            remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes",
+        )  # fmt: skip
+    for key, path in (("data", config.data), ("policy.path", config.policy.path), ("world_model.path", config.world_model.path)):
+        if path is not None and not Path(path).is_dir():
+            raise ConfigError("no such folder", where=f"{key}={path}", remedy="write it with platform.demos or platform.pretrain")
+    if shares(config).imagines and config.data is None and config.world_model.frozen:
+        raise ConfigError("imagination needs real start states", where="data", remedy="give data=<folder>")
+
+
+def plan_text(config: TrainConfig) -> str:
+    """For people."""
+    part, algorithm = shares(config), config.algorithm
+    turn = part.real_decisions + part.imagined_decisions
+    steps = turn // algorithm.batch * algorithm.epochs
+    lines = [
+        "# plan",
+        f"processes: {', '.join(processes_of(config))} ({config.host.kind} host)",
+        f"memory: at most {planned_bytes(config) / 1e9:.1f} GB of {memory_bytes() / 1e9:.1f} GB",
+        f"a turn: {part.real_decisions} real + {part.imagined_decisions} imagined decisions, "
+        f"{steps} optimizer step(s) of {algorithm.batch} in micro-batches of {algorithm.micro_batch}",
+        f"a version: {config.sync.updates_per_publish} turn(s); collectors may hold "
+        f"{1 + config.staleness.budget:g} versions' worth; decisions older than {config.staleness.bound} versions never train",
+        f"the run: {config.run.stop.updates} turns",
+    ]  # fmt: skip
+    if part.imagines:
+        context = make_context(config, seed=0, device="cpu")
+        lines.append(f"imagination: {config.imagination.worlds} worlds, horizon up to {quality_horizon(config, context)} decisions")
+    return "\n".join(lines) + "\n"

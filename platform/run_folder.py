@@ -1,0 +1,43 @@
+"""The run directory: made once, never overwritten."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from configs.errors import CheckpointError
+from configs.schema import TrainConfig
+
+from .storage import disk_errors
+
+
+def new_run_folder(config: TrainConfig) -> Path:
+    """Make ``run.dir``, or ``outputs/<name>/<date>_<time>``.
+
+    Raises CheckpointError when it is there and not empty, ResourceError when it cannot be made.
+    """
+    given = config.run.dir
+    folder = Path(given) if given else Path("outputs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S")
+    if folder.exists() and any(folder.iterdir()):
+        raise CheckpointError(
+            "the run directory is not empty and is never overwritten", where=str(folder),
+            remedy="choose another run.dir, or continue it with run.resume=",
+        )  # fmt: skip
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def remove_if_bare(folder: Path) -> None:
+    """Take away the directory of a run that failed before it did anything."""
+    names = {path.name for path in folder.iterdir()}
+    if names <= {"config.yaml", "log.txt"}:
+        for name in names:
+            (folder / name).unlink()
+        folder.rmdir()
+
+
+def require_run(folder: Path) -> None:
+    """Raise CheckpointError unless ``folder`` is a run directory."""
+    if not (folder / "config.yaml").is_file():
+        raise CheckpointError("no run there", where=str(folder), remedy="give the directory of a run as run.resume")
