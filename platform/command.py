@@ -27,7 +27,7 @@ ENVIRONMENT = {
 }
 """What a process that trains or imagines needs before it starts; the user's own values stand."""
 
-LOGGERS = ("reverie", "platform", "world_models", "policies", "buffers")
+LOGGERS = ("__main__", "reverie", "platform", "world_models", "policies", "buffers")
 INTERRUPTED = 130
 REMEDIES = {
     errno.ENOSPC: "free some space, or write elsewhere",

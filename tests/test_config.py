@@ -206,6 +206,14 @@ def test_keys_of_other_systems_name_ours(word: str) -> None:
         assert ours.key in str(caught.value)
 
 
+def test_page_for_newcomers_names_every_key_of_other_systems() -> None:
+    text = (PAGE.parent / "coming-from.md").read_text()
+    for word, counterparts in FOREIGN.items():
+        assert f"`{word}`" in text
+        for ours in counterparts:
+            assert f"`{ours.key}`" in text
+
+
 def test_yaml_restores_every_command(tmp_path: Any) -> None:
     for kind, config in [
         (
