@@ -16,11 +16,14 @@ import numpy as np
 from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
 from buffers.gather import gather_outcomes, gather_records, gather_starts, gather_windows
 from buffers.index import SPLITS, Kind, Split, is_held_out
-from buffers.lifecycle import Lifecycle, SampleState
+from buffers.lifecycle import Lifecycle
 from buffers.records import Record, RecordSpec
+from buffers.samples import Admitted, SampleState, Stock
 from buffers.shelf import Item, Shelf, bytes_per_row
 from configs.errors import ConfigError, DataError, ReplayError
 from configs.system import BufferConfig
+
+__all__ = ["Admitted", "Lease", "MemoryBuffer", "OutcomeBatch", "StartBatch", "Stock", "WindowBatch"]
 
 
 class MemoryBuffer:
@@ -45,34 +48,34 @@ class MemoryBuffer:
                 remedy=f"give at least {longest * self._row_bytes}",
             )
         self._shelf = Shelf(spec, capacity)
-        self._lifecycle = Lifecycle(config.reuse_limit)
+        self._lifecycle = Lifecycle(config.reuse_limit, spec.max_decisions)
         self._generator = np.random.default_rng(seed)
         self._lock = threading.RLock()
 
-    def configure_admission(self, samples_per_version: int, budget: float) -> None:
-        """Bound how far collectors run ahead: see ``Lifecycle.configure_admission``."""
+    def admit(self, wanted: int, *, needed: int, budget: float) -> list[Admitted]:
+        """At most ``wanted`` samples that a collector may start: as many as admission allows (see ``Lifecycle.room``)."""
         with self._lock:
-            self._lifecycle.configure_admission(samples_per_version, budget)
+            return self._lifecycle.admit(wanted, needed=needed, budget=budget)
 
-    def admit(self, count: int, version: int) -> list[int]:
-        """Ids of samples that a collector acting with ``version`` may start; fewer than ``count`` when it must wait."""
+    def room(self, *, needed: int, budget: float) -> int:
+        """Samples that admission would allow now; samples stored without being admitted fill places too."""
         with self._lock:
-            return self._lifecycle.admit(count, version)
+            return self._lifecycle.room(needed=needed, budget=budget)
 
-    def begin(self, ids: Sequence[int]) -> None:
-        """Admitted samples start running."""
+    def advance(self, version: int) -> None:
+        """The policy learner published ``version``: a new budget begins (see ``Lifecycle.advance``)."""
         with self._lock:
-            self._lifecycle.begin(ids)
+            self._lifecycle.advance(version)
 
-    def fail(self, ids: Sequence[int]) -> None:
+    def fail(self, sample_ids: Sequence[int]) -> None:
         """Admitted or running samples end without a record; their places are free again."""
         with self._lock:
-            self._lifecycle.fail(ids)
+            self._lifecycle.fail(sample_ids)
 
-    def reissue(self, ids: Sequence[int] | None = None) -> dict[int, int]:
-        """Start admitted and running samples anew (all of them by default); id to the attempt its record must carry."""
+    def reissue(self, sample_ids: Sequence[int] | None = None) -> None:
+        """Running samples (all by default) are admitted again, to collectors that come next, with attempt + 1."""
         with self._lock:
-            return self._lifecycle.reissue(ids)
+            self._lifecycle.reissue(sample_ids)
 
     def expire(self, min_version: int) -> int:
         """Samples whose newest decision is older than ``min_version`` are never leased any more; how many now."""
@@ -114,7 +117,11 @@ class MemoryBuffer:
                 self._shelf.remove(victim)
                 if self._lifecycle.state_of(victim) is SampleState.BUFFERED:
                     self._lifecycle.expire([victim])
-            key = self._lifecycle.reserve_id() if demonstration else self._lifecycle.store(sample_id)
+            key = (
+                self._lifecycle.reserve_id()
+                if demonstration
+                else self._lifecycle.store(sample_id, record.length)
+            )
             self._shelf.put(key, start, record, split)
         return key
 
@@ -122,16 +129,15 @@ class MemoryBuffer:
         self,
         decisions: int,
         *,
-        samples: int = 0,
         prefer_recent: bool = False,
         min_version: int | None = None,
     ) -> Lease | None:
-        """Lend records with at least ``decisions`` decisions together (and at least ``samples`` records), or None.
+        """Lend records with at least ``decisions`` decisions together, or None when there are too few.
 
         The least used come first, and the first admitted among those, so that nothing starves; ``prefer_recent``
         takes the last admitted among those. ``min_version`` expires older samples before (see ``expire``).
         """
-        assert decisions > 0 or samples > 0
+        assert decisions > 0
         with self._lock:
             if min_version is not None:
                 self.expire(min_version)
@@ -142,15 +148,15 @@ class MemoryBuffer:
             chosen: list[Item] = []
             total = 0
             for item in candidates:
-                if total >= decisions and len(chosen) >= samples:
+                if total >= decisions:
                     break
                 chosen.append(item)
                 total += item.length
-            if total < decisions or len(chosen) < samples:
+            if total < decisions:
                 return None
             ids = [item.id for item in chosen]
             batch = gather_records(self._shelf.rows, chosen)
-            return Lease(self._lifecycle.lease(ids), ids, batch)
+            return Lease(self._lifecycle.lease(ids, asked=decisions), ids, batch)
 
     def commit(self, lease_id: int) -> None:
         """The learner trained on the lease: one use more. ReplayError when the lease is not open.
@@ -167,8 +173,12 @@ class MemoryBuffer:
 
     def available_decisions(self) -> int:
         """Decisions that could be leased now."""
+        return self.stock().available
+
+    def stock(self) -> Stock:
+        """What the policy learner could get, holds, and may expect."""
         with self._lock:
-            return sum(item.length for item in self._leasable())
+            return self._lifecycle.stock()
 
     def _leasable(self) -> list[Item]:
         return [self._shelf.items[key] for key in self._lifecycle.buffered_ids()]
@@ -274,7 +284,6 @@ class MemoryBuffer:
                 "train_successes": count("success", "train"),
                 "held_out_successes": count("success", "held_out"),
                 "uses_per_sample": self._lifecycle.uses_per_sample(),
-                "places": self._lifecycle.places,
                 "lifecycle": self._lifecycle.counts(),
             }
 

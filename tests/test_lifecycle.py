@@ -2,78 +2,111 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from buffers.lifecycle import Lifecycle, SampleState
+from buffers.lifecycle import Lifecycle
+from buffers.samples import SampleState
 from configs.errors import ReplayError
 
+MANY = 10**6
 
-def _store_all(table: Lifecycle, ids: list[int]) -> None:
-    table.begin(ids)
+
+def make_table(*, reuse_limit: int = 1, longest: int = 1) -> Lifecycle:
+    return Lifecycle(reuse_limit, longest)
+
+
+def admit(table: Lifecycle, wanted: int, *, needed: int = MANY, budget: float = 0.0) -> list[int]:
+    return [sample.sample_id for sample in table.admit(wanted, needed=needed, budget=budget)]
+
+
+def store_all(table: Lifecycle, ids: list[int], decisions: int = 1) -> None:
     for key in ids:
-        table.store(key)
+        table.store(key, decisions)
+
+
+def train(table: Lifecycle, ids: list[int], asked: int = MANY) -> None:
+    table.commit(table.lease(ids, asked=asked))
 
 
 def test_synchronous_budget() -> None:
-    table = Lifecycle(reuse_limit=1)
-    table.configure_admission(4, 0.0)
-    ids = table.admit(10, version=0)
+    table = make_table()
+    table.advance(0)
+    ids = admit(table, 10, needed=4)
     assert len(ids) == 4
-    _store_all(table, ids)
-    table.commit(table.lease(ids))
-    assert table.admit(10, version=0) == [], "what was consumed keeps its place until the next version"
-    assert len(table.admit(10, version=1)) == 4
+    store_all(table, ids)
+    train(table, ids)
+    assert admit(table, 10, needed=4) == [], "what was consumed keeps its place until the next version"
+    table.advance(1)
+    assert len(admit(table, 10, needed=4)) == 4
 
 
 def test_carried_over_samples_use_the_next_versions_budget() -> None:
-    table = Lifecycle(reuse_limit=1)
-    table.configure_admission(4, 0.5)
-    ids = table.admit(10, version=0)
+    table = make_table()
+    table.advance(0)
+    ids = admit(table, 10, needed=4, budget=0.5)
     assert len(ids) == 6
-    _store_all(table, ids)
-    table.commit(table.lease(ids[:4]))
-    assert len(table.admit(10, version=1)) == 4, "6 less the 2 carried over"
-    table.commit(table.lease(ids[4:]))
-    assert table.places == 0, "carried-over samples count for the whole version"
-    assert len(table.admit(10, version=2)) == 2
+    store_all(table, ids)
+    train(table, ids[:4])
+    table.advance(1)
+    assert len(admit(table, 10, needed=4, budget=0.5)) == 4, "6 less the 2 carried over"
+    train(table, ids[4:])
+    assert table.room(needed=4, budget=0.5) == 0, "carried-over samples count for the whole version"
+    table.advance(2)
+    assert table.room(needed=4, budget=0.5) == 2
+
+
+def test_without_versions_a_place_is_free_at_once() -> None:
+    table = make_table()
+    ids = admit(table, 9, needed=4)
+    store_all(table, ids)
+    train(table, ids)
+    assert table.room(needed=4, budget=0.0) == 4
+
+
+def test_the_budget_is_counted_in_decisions() -> None:
+    table = make_table(longest=8)
+    assert table.room(needed=20, budget=0.0) == 3, "before anything is known a sample counts as the longest"
+    (first,) = admit(table, 1, needed=20)
+    assert table.room(needed=20, budget=0.0) == 2
+    table.store(first, 4)
+    assert table.stock().mean_length == 4.0
+    assert table.room(needed=20, budget=0.0) == 4
+    table.store(None, 14)
+    assert table.stock().mean_length == pytest.approx(4 + 0.05 * 10)
+    assert table.room(needed=20, budget=0.0) == 1, "2 decisions are left: one sample, whole"
+    assert table.stock().available == 18
 
 
 def test_failed_and_expired_samples_give_their_place_back() -> None:
-    table = Lifecycle(reuse_limit=1)
-    table.configure_admission(3, 0.0)
-    ids = table.admit(3, version=0)
+    table = make_table()
+    ids = admit(table, 3, needed=3)
     table.fail(ids[:1])
-    _store_all(table, ids[1:])
+    store_all(table, ids[1:])
     table.expire(ids[1:2])
-    assert table.places == 2
+    assert table.room(needed=3, budget=0.0) == 2
 
 
 def test_budget_is_not_lost_to_rounding() -> None:
-    table = Lifecycle(reuse_limit=1)
-    table.configure_admission(100, 0.15)
-    assert table.places == 115
-
-
-def test_unlimited_without_configuration() -> None:
-    table = Lifecycle(reuse_limit=1)
-    assert table.places is None
-    assert len(table.admit(1000, version=0)) == 1000
+    assert make_table().room(needed=100, budget=0.15) == 115
 
 
 def test_reuse() -> None:
-    table = Lifecycle(reuse_limit=2)
-    key = table.store(None)
-    table.commit(table.lease([key]))
+    table = make_table(reuse_limit=2)
+    key = table.store(None, 5)
+    train(table, [key])
     assert (table.state_of(key), table.uses(key)) == (SampleState.BUFFERED, 1)
-    table.release(table.lease([key]))
+    table.release(table.lease([key], asked=1))
     assert table.uses(key) == 1
-    lease = table.lease([key])
+    lease = table.lease([key], asked=1)
+    assert table.stock().leased == 5
     assert table.commit(lease) == [key]
     with pytest.raises(ReplayError, match="committed or released"):
         table.commit(lease)
@@ -82,43 +115,73 @@ def test_reuse() -> None:
 
 
 def test_a_sample_is_never_in_two_leases() -> None:
-    table = Lifecycle(reuse_limit=3)
-    keys = [table.store(None), table.store(None)]
-    table.lease(keys[:1])
+    table = make_table(reuse_limit=3)
+    keys = [table.store(None, 1), table.store(None, 1)]
+    table.lease(keys[:1], asked=1)
     with pytest.raises(ReplayError, match="is leased and cannot become leased"):
-        table.lease(keys)
+        table.lease(keys, asked=1)
     assert table.state_of(keys[1]) is SampleState.BUFFERED, "a refused lease changes nothing"
 
 
-def test_reissue_outdates_the_earlier_attempt() -> None:
-    table = Lifecycle(reuse_limit=1)
-    (key,) = table.admit(1, version=0)
-    table.begin([key])
-    assert table.reissue() == {key: 1}
-    table.begin([key])
+def test_reissued_samples_are_handed_out_first_and_outdate_the_earlier_attempt() -> None:
+    table = make_table()
+    ids = admit(table, 2)
+    table.reissue(ids[1:])
+    assert [(s.sample_id, s.attempt) for s in table.admit(2, needed=3, budget=0.0)] == [(1, 1), (2, 0)]
     with pytest.raises(ReplayError, match="attempt 0"):
-        table.check_store(key, attempt=0)
-    table.check_store(key, attempt=1)
+        table.check_store(ids[1], attempt=0)
+    table.check_store(ids[1], attempt=1)
 
 
 def test_an_ended_sample_is_refused() -> None:
-    table = Lifecycle(reuse_limit=1)
-    (key,) = table.admit(1, version=0)
+    table = make_table()
+    (key,) = admit(table, 1)
     table.fail([key])
     with pytest.raises(ReplayError, match="has ended"):
         table.check_store(key, attempt=0)
 
 
 def test_memory_does_not_grow_with_what_ended() -> None:
-    table = Lifecycle(reuse_limit=1)
-    table.configure_admission(2, 0.0)
+    table = make_table()
     for version in range(500):
-        ids = table.admit(2, version)
-        _store_all(table, ids)
-        table.commit(table.lease(ids))
-        table.commit(table.lease([table.store(None)]))
+        table.advance(version)
+        ids = admit(table, 2, needed=2)
+        store_all(table, ids)
+        train(table, ids)
     assert len(table.state()["samples"]) == 2
-    assert table.counts()["consumed"] == 1500
+    assert table.counts()["consumed"] == 1000
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batch=st.integers(1, 30),
+    turns=st.integers(1, 4),
+    budget=st.sampled_from([0.0, 0.3, 1.0]),
+    reuse_limit=st.integers(1, 3),
+    versioned=st.booleans(),
+    slots=st.integers(1, 5),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=20),
+)
+def test_the_budget_never_starves_the_learner(
+    batch: int, turns: int, budget: float, reuse_limit: int, versioned: bool, slots: int, lengths: list[int]
+) -> None:
+    """Whatever the lengths, a learner that takes whole samples and publishes every ``turns`` turns goes on for ever."""
+    table = make_table(reuse_limit=reuse_limit, longest=12)
+    next_length = itertools.cycle(lengths)
+    for turn in range(20):
+        if versioned and turn % turns == 0:
+            table.advance(turn // turns)
+        while table.stock().available < batch:
+            ids = admit(table, slots, needed=batch * turns, budget=budget)
+            assert ids, f"no room at {table.stock()}"
+            for key in ids:
+                table.store(key, next(next_length))
+        lengths_by_id = {s["id"]: s["decisions"] for s in table.state()["samples"]}
+        taken: list[int] = []
+        for key in table.buffered_ids():
+            if sum(lengths_by_id[k] for k in taken) < batch:
+                taken.append(key)
+        train(table, taken, asked=batch)
 
 
 class LifecycleMachine(RuleBasedStateMachine):
@@ -129,47 +192,41 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.states: dict[int, str] = {}
         self.commits: Counter[int] = Counter()
         self.attempts: Counter[int] = Counter()
-        self.admitted: set[int] = set()
-        self.started: set[int] = set()
-        self.carried: set[int] = set()
+        self.places: set[int] = set()
+        self.unadmitted: set[int] = set()
         self.leases: dict[int, list[int]] = {}
         self.version = 0
 
-    @initialize(
-        reuse=st.integers(1, 3),
-        samples=st.integers(1, 6),
-        budget=st.floats(0, 2),
-    )
-    def build(self, reuse: int, samples: int, budget: float) -> None:
-        self.reuse = reuse
-        self.limit = int((1 + budget) * samples + 1e-9)
-        self.table = Lifecycle(reuse)
-        self.table.configure_admission(samples, budget)
+    @initialize(reuse=st.integers(1, 3), needed=st.integers(1, 6), budget=st.floats(0, 2))
+    def build(self, reuse: int, needed: int, budget: float) -> None:
+        self.reuse, self.needed, self.budget = reuse, needed, budget
+        self.limit = math.floor((1 + budget) * needed + 1e-9)
+        self.table = Lifecycle(reuse, longest=1)
+        self.table.advance(0)
 
     def _in(self, *states: str) -> list[int]:
         return sorted(key for key, state in self.states.items() if state in states)
 
-    @rule(count=st.integers(0, 5), publish=st.booleans())
-    def admit(self, count: int, publish: bool) -> None:
-        if publish:
-            self.version += 1
-            self.started = set()
-            live = self._in("admitted", "running", "buffered", "leased")
-            self.carried = {key for key in live if key in self.admitted}
-        ids = self.table.admit(count, self.version)
-        assert not set(ids) & set(self.states), "ids are never used twice"
-        self.started |= set(ids)
-        self.admitted |= set(ids)
-        self.states |= dict.fromkeys(ids, "admitted")
-        filled = [k for k in self.started | self.carried if self.states[k] not in ("failed", "expired")]
-        assert len(filled) <= self.limit
-        assert len(ids) == count or len(filled) == self.limit, "never refuses what the budget allows"
+    @rule()
+    def publish(self) -> None:
+        self.version += 1
+        self.table.advance(self.version)
+        self.places = set(self._in("admitted", "running", "buffered", "leased"))
 
-    @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        ids = data.draw(_subset(self._in("admitted")))
-        self.table.begin(ids)
+    @rule(wanted=st.integers(0, 5))
+    def admit(self, wanted: int) -> None:
+        waiting = self._in("admitted")
+        admitted = self.table.admit(wanted, needed=self.needed, budget=self.budget)
+        ids = [sample.sample_id for sample in admitted]
+        assert {s.sample_id: s.attempt for s in admitted} == {key: self.attempts[key] for key in ids}
+        again = [key for key in ids if key in self.states]
+        assert again == waiting[:wanted], "what waits comes first, and no other id comes twice"
         self.states |= dict.fromkeys(ids, "running")
+        self.places |= set(ids)
+        filled = [key for key in self.places if self.states[key] not in ("failed", "expired")]
+        if len(ids) > len(again):
+            assert len(filled) <= self.limit
+        assert len(ids) == wanted or len(filled) >= self.limit, "never refuses what the budget allows"
 
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
@@ -179,14 +236,17 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def reissue(self, data: st.DataObject) -> None:
-        ids = data.draw(_subset(self._in("admitted", "running")))
+        ids = data.draw(_subset(self._in("running")))
         self.attempts.update(ids)
-        assert self.table.reissue(ids) == {key: self.attempts[key] for key in ids}
+        self.table.reissue(ids)
         self.states |= dict.fromkeys(ids, "admitted")
 
     @rule()
     def store_unadmitted(self) -> None:
-        self.states[self.table.store(None)] = "buffered"
+        key = self.table.store(None, 1)
+        self.states[key] = "buffered"
+        self.places.add(key)
+        self.unadmitted.add(key)
 
     @precondition(lambda self: self._in("running"))
     @rule(data=st.data())
@@ -195,13 +255,13 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.table.check_store(key, self.attempts[key])
         with pytest.raises(ReplayError):
             self.table.check_store(key, self.attempts[key] + 1)
-        self.table.store(key)
+        self.table.store(key, 1)
         self.states[key] = "buffered"
 
     @rule(data=st.data())
     def lease(self, data: st.DataObject) -> None:
         ids = data.draw(_subset(self._in("buffered")))
-        self.leases[self.table.lease(ids)] = ids
+        self.leases[self.table.lease(ids, asked=len(ids))] = ids
         self.states |= dict.fromkeys(ids, "leased")
 
     @precondition(lambda self: self.leases)
@@ -228,14 +288,18 @@ class LifecycleMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def nothing_returns_from_the_end(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self._in("consumed", "expired", "failed")))
-        for move in (self.table.begin, self.table.fail, self.table.lease, self.table.expire):
+        for move in (self.table.reissue, self.table.fail, self.table.expire):
             with pytest.raises(ReplayError):
                 move([key])
+        with pytest.raises(ReplayError):
+            self.table.lease([key], asked=1)
+        with pytest.raises(ReplayError):
+            self.table.check_store(key, self.attempts[key])
 
     @rule()
     def restore(self) -> None:
         saved = json.loads(json.dumps(self.table.state()))
-        twin = Lifecycle(self.reuse)
+        twin = Lifecycle(self.reuse, longest=1)
         twin.load(saved)
         assert twin.state() == saved
         self.table = twin
@@ -251,7 +315,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def admitted_and_not_ended_is_bounded(self) -> None:
         if hasattr(self, "table"):
-            live = set(self._in("admitted", "running", "buffered", "leased")) & self.admitted
+            live = set(self._in("admitted", "running", "buffered", "leased")) - self.unadmitted
             assert len(live) <= self.limit
 
     @invariant()

@@ -54,8 +54,7 @@ def test_a_bad_record_is_refused_and_nothing_is_stored() -> None:
     before = buffer.stats()
     with pytest.raises(DataError, match="rewards"):
         buffer.extend([make_record(SPEC, 0, 3), bad])
-    (sample,) = buffer.admit(1, version=0)
-    buffer.begin([sample])
+    sample = buffer.admit(1, needed=8, budget=0.0)[0].sample_id
     with pytest.raises(DataError, match="rewards"):
         buffer.append(bad, sample)
     with pytest.raises(ReplayError, match="attempt"):
@@ -158,10 +157,10 @@ def test_lease_takes_the_least_used_then_the_oldest() -> None:
     assert recent is not None
     assert recent.ids == [2, 1]
     buffer.release(recent.lease_id)
-    by_count = buffer.lease(1, samples=3)
-    assert by_count is not None
-    assert by_count.ids == [2, 0, 1]
-    buffer.commit(by_count.lease_id)
+    everything = buffer.lease(9)
+    assert everything is not None
+    assert everything.ids == [2, 0, 1]
+    buffer.commit(everything.lease_id)
     stats = buffer.stats()
     assert stats["lifecycle"] == Counter(buffered=1, consumed=2) | dict.fromkeys(
         ("admitted", "running", "leased", "expired", "failed"), 0
@@ -174,7 +173,6 @@ def test_lease_is_none_when_there_is_too_little() -> None:
     buffer = make_buffer()
     fill(buffer, [3])
     assert buffer.lease(4) is None
-    assert buffer.lease(1, samples=2) is None
     assert buffer.stats()["lifecycle"]["buffered"] == 1
 
 
@@ -355,8 +353,8 @@ def test_row_set_is_a_set(steps: list[tuple[bool, set[int]]]) -> None:
 def test_load_is_the_identity() -> None:
     buffer = make_buffer(rows=40, held_out=0.3, reuse_limit=2, seed=5)
     fill(buffer, [4, 2, 7, 8, 1, 5, 6, 3, 8], success=True)
-    buffer.configure_admission(4, 0.5)
-    buffer.begin(buffer.admit(2, version=3))
+    buffer.advance(3)
+    assert len(buffer.admit(2, needed=100, budget=0.5)) == 2
     lease = buffer.lease(5)
     assert lease is not None
     buffer.windows(3, 1, 1)
@@ -369,7 +367,9 @@ def test_load_is_the_identity() -> None:
     assert twin.stats() == buffer.stats()
     for each in (buffer, twin):
         fill(each, [5, 5, 5])
-        each.admit(3, version=4)
+        each.advance(4)
+        each.reissue()
+        assert [sample.attempt for sample in each.admit(3, needed=60, budget=0.5)] == [1, 1, 0]
     assert twin.ids() == buffer.ids()
     for split in ("train", "held_out"):
         one, two = (each.windows(20, 2, 3, split=split) for each in (buffer, twin))
@@ -399,8 +399,7 @@ def test_threads_lose_nothing() -> None:
 
     def collect() -> None:
         for number in range(150):
-            (key,) = buffer.admit(1, version=number)
-            buffer.begin([key])
+            key = buffer.admit(1, needed=10_000, budget=0.0)[0].sample_id
             buffer.append(make_record(SPEC, number, 1 + number % 8), key)
 
     def learn() -> None:
