@@ -70,6 +70,10 @@ class StartBatch:
     """``[B]`` decisions from t to the record's end."""
     success_within: NDArray[np.bool_]
     """``[B, horizon+1]``: the real continuation succeeds within h decisions, for h = 0..horizon."""
+    demonstration: NDArray[np.bool_]
+    """``[B]``: an expert, not the policy, acted after the start."""
+    demonstration: NDArray[np.bool_]
+    """``[B]``: the continuation is a demonstrator's, not the policy's."""
 
 
 @dataclass

@@ -38,14 +38,15 @@ class MemoryBuffer:
         self.spec = spec
         self.name = name
         self._config = config
-        self._row_bytes = bytes_per_row(spec)
-        capacity = config.max_bytes // self._row_bytes
+        self.row_bytes = bytes_per_row(spec)
+        """What one row costs; a record of T decisions takes T + 1."""
+        capacity = config.max_bytes // self.row_bytes
         longest = spec.max_decisions + 1
         if capacity < longest:
             raise ConfigError(
                 f"max_bytes={config.max_bytes} has no room for one episode",
                 where=f"buffers.{name}.max_bytes",
-                remedy=f"give at least {longest * self._row_bytes}",
+                remedy=f"give at least {longest * self.row_bytes}",
             )
         self._shelf = Shelf(spec, capacity)
         self._lifecycle = Lifecycle(config.reuse_limit, spec.max_decisions)
@@ -276,8 +277,8 @@ class MemoryBuffer:
             return {
                 "items": len(self._shelf.items),
                 "held_out_items": sum(item.split == "held_out" for item in self._shelf.items.values()),
-                "bytes": self._shelf.used_rows * self._row_bytes,
-                "capacity_bytes": self._shelf.rows.capacity * self._row_bytes,
+                "bytes": self._shelf.used_rows * self.row_bytes,
+                "capacity_bytes": self._shelf.rows.capacity * self.row_bytes,
                 "decisions": sum(decisions.values()),
                 "train_decisions": decisions["train"],
                 "held_out_decisions": decisions["held_out"],

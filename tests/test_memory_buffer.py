@@ -182,6 +182,7 @@ def test_demonstrations_are_never_leased() -> None:
     assert buffer.available_decisions() == 0
     assert buffer.lease(1) is None
     assert buffer.windows(4, 1, 1).ids.tolist() == [0] * 4
+    assert buffer.starts(4, 1, horizon=1).demonstration.all()
     with pytest.raises(DataError, match="demonstration"):
         buffer.append(make_record(SPEC, 0, 3, source="demonstration"), sample_id=1)
 
@@ -280,6 +281,7 @@ def test_success_within_by_hand() -> None:
     np.testing.assert_array_equal(starts.remaining, 3 - starts.t)
     np.testing.assert_array_equal(starts.seeds, 1000 + starts.ids)
     assert starts.tasks == [f"task{n}" for n in starts.ids]
+    assert not starts.demonstration.any()
     np.testing.assert_array_equal(starts.frames["camera0"][:, -1, 0, 0, 1], starts.t)
 
 
