@@ -49,8 +49,8 @@ class GymnasiumDecisionEnv:
         self.num_slots = num_slots
         self.chunk = chunk
         self.replan = replan
+        self.spec = gymnasium_spec(config)
         self._envs = [_make(config) for _ in range(num_slots)]
-        self.spec = _spec(config, self._envs[0])
         self._reader = _Reader(config, self.spec)
         self._steps = np.zeros(num_slots, np.int64)
         self._running = np.zeros(num_slots, np.bool_)
