@@ -72,8 +72,6 @@ class StartBatch:
     """``[B, horizon+1]``: the real continuation succeeds within h decisions, for h = 0..horizon."""
     demonstration: NDArray[np.bool_]
     """``[B]``: an expert, not the policy, acted after the start."""
-    demonstration: NDArray[np.bool_]
-    """``[B]``: the continuation is a demonstrator's, not the policy's."""
 
 
 @dataclass

@@ -62,7 +62,6 @@ def gather_starts(
         remaining=remaining,
         success_within=_success_within(facts, remaining, horizon),
         demonstration=np.array([fact.source == "demonstration" for fact in facts], np.bool_),
-        demonstration=np.array([fact.source == "demonstration" for fact in facts], np.bool_),
     )
 
 

@@ -39,7 +39,12 @@ class OptimizerStep:
     """One optimizer with accumulation, clipping, and the refusal of non-finite steps."""
 
     def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], *, learning_rate: float, max_grad_norm: float, device: str
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        learning_rate: float,
+        max_grad_norm: float,
+        device: str,
     ) -> None:
         import torch
 

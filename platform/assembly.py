@@ -49,6 +49,13 @@ class Shares:
         """Real decisions per turn that collectors must supply."""
         return self.real_decisions + self.retired_decisions
 
+    @property
+    def needed_alone(self) -> int:
+        """The same while imagination is shut: a policy that learns from real data then learns from it alone."""
+        return (
+            self.real_decisions + self.imagined_decisions if self.real_decisions else self.retired_decisions
+        )
+
 
 def shares(config: TrainConfig) -> Shares:
     """The mode in numbers."""
@@ -97,12 +104,14 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
     turns = config.sync.updates_per_publish
     gamma, budget = config.algorithm.gamma, config.staleness.budget
     if part.collects:
-        build_inference = partial(_inference, context, config, services, wait=not host.exact, exact=host.exact)
+        build_inference = partial(
+            _inference, context, config, services, wait=not host.exact, exact=host.exact
+        )
         inference = host.place_role("inference", build_inference, serves=True)
         for index in range(config.rollout.workers):
             rollout = partial(
                 _rollout, context, config, services, inference, index,
-                needed=part.real_needed * turns, budget=budget, gamma=gamma,
+                needed=part.real_needed * turns, needed_alone=part.needed_alone * turns, budget=budget, gamma=gamma,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
     if part.imagines:
@@ -111,7 +120,9 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
     host.place_role("policy_learner", partial(_policy_learner, context, config, services, part))
     if part.trains_models:
         host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, config, services))
-        host.place_role("reward_model_learner", partial(_model_learner, "reward_model", context, config, services))
+        host.place_role(
+            "reward_model_learner", partial(_model_learner, "reward_model", context, config, services)
+        )
     if part.collects or part.imagines:
         host.place_role("evaluator", partial(_evaluator, context, config, services, part.imagines))
 
@@ -140,7 +151,9 @@ def _rollout(
     )  # fmt: skip
 
 
-def _imagination(context: Context, config: TrainConfig, services: Services, needed: int, budget: float) -> Any:
+def _imagination(
+    context: Context, config: TrainConfig, services: Services, needed: int, budget: float
+) -> Any:
     from .imagination import Imagination
 
     return Imagination(

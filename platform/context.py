@@ -113,7 +113,7 @@ class Context:
             replan=policy.replan,
             action_dim=spec.action_dim,
             bins=policy.bins,
-            num_words=len(self.vocabulary),
+            num_words=self.vocabulary.num_words,
             instruction_length=self.vocabulary.length,
         )
 
@@ -158,12 +158,12 @@ class Context:
         """The JSON that lies beside a model's weights and says what they fit."""
         from dataclasses import asdict
 
-        parts: dict[str, tuple[Any, Any]] = {
-            POLICY: (self.policy_config, self.policy_spec),
-            OBS_MODEL: (self.world_model_config.obs_model, self.model_spec),
-            REWARD_MODEL: (self.world_model_config.reward_model, self.model_spec),
-        }
-        config, spec = parts[name]
+        config: Any = {
+            POLICY: self.policy_config,
+            OBS_MODEL: self.world_model_config.obs_model,
+            REWARD_MODEL: self.world_model_config.reward_model,
+        }[name]
+        spec = self.policy_spec if name == POLICY else self.model_spec
         return {"model": name, "env": self.env_spec.name, "config": asdict(config), "spec": spec.to_json()}
 
 
@@ -198,7 +198,9 @@ class _seeded:
         torch.random.set_rng_state(self._held)
 
 
-def require_same(ours: dict[str, Any], theirs: dict[str, Any], folder: Path, *, ignore: frozenset[str]) -> None:
+def require_same(
+    ours: dict[str, Any], theirs: dict[str, Any], folder: Path, *, ignore: frozenset[str]
+) -> None:
     """Raise CheckpointError naming the first field in which a stored model differs from what the run builds."""
     for part in ("config", "spec"):
         for key, value in ours[part].items():

@@ -48,7 +48,12 @@ class EpisodeBuilder:
         self.rewards.append(reward)
 
     def finish(
-        self, *, terminated: bool, truncated: bool, success: bool, source: Literal["real", "demonstration"] = "real"
+        self,
+        *,
+        terminated: bool,
+        truncated: bool,
+        success: bool,
+        source: Literal["real", "demonstration"] = "real",
     ) -> Record:
         """The record of the whole episode."""
         return Record(

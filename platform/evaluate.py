@@ -37,13 +37,18 @@ def run(argv: list[str]) -> int:
     context = Context(config.env, config.policy, WorldModelConfig(), config.run.seed, config.run.device)
     arrays = read_model(Path(config.policy.path), POLICY, context)
     policy = context.make_policy()
-    load_arrays(policy, arrays)  # type: ignore[arg-type]
+    load_arrays(policy, arrays)
     evaluation = config.evaluation
     env = make_env(config.env, evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan)
     result: dict[str, object] = {"env": context.env_spec.name, "first_seed": evaluation.seed}
     for name in ("greedy", "sampled"):
         rate = evaluate_policy(
-            context, env, policy, trials=evaluation.trials, first_seed=evaluation.seed, greedy=name == "greedy"
+            context,
+            env,
+            policy,
+            trials=evaluation.trials,
+            first_seed=evaluation.seed,
+            greedy=name == "greedy",
         ).rate
         sys.stdout.write(f"{name}: {rate} of {rate.trials} trials\n")
         result[name] = rate.to_json()

@@ -22,7 +22,8 @@ class Ruling:
 
 class Guard:
     """Smooths the gap over segment batches; beyond the limit for ``patience`` batches it shortens the horizon by one,
-    and pauses when nothing is left to shorten. It gives the horizon back, one at a time, when the gap closes."""
+    and pauses when nothing is left to shorten. It gives the horizon back, one at a time, when the gap closes.
+    """
 
     SMOOTHING = 0.8
     """Share of the old value in the running mean: about five batches."""
@@ -70,7 +71,9 @@ class Guard:
             self._paused = False
         else:
             self._shorten -= 1
-        return Ruling(self._shorten, self._paused, f"gap closed to {self.gap:.2f}: one decision of horizon given back")
+        return Ruling(
+            self._shorten, self._paused, f"gap closed to {self.gap:.2f}: one decision of horizon given back"
+        )
 
     def models_improved(self) -> Ruling:
         """A paused guard sees no gap; new weights of the models are its chance to look again."""
@@ -91,4 +94,3 @@ class Guard:
         """Continue from ``state``."""
         for name in [name for name in vars(self) if name != "_config"]:
             setattr(self, name, state[name.lstrip("_")])
-

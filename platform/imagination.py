@@ -25,11 +25,10 @@ from .guard import Guard
 from .metrics import Averages
 from .role import State
 from .services import Collecting, Modelling
-from .staleness import admissible
 from .weights import Board, Weights, load_arrays
 
 if TYPE_CHECKING:
-    from buffers.memory import StartBatch
+    from buffers.batches import StartBatch
     from world_models.imagined_env import ImaginedStep
 
 log = logging.getLogger(__name__)
@@ -75,6 +74,7 @@ class Imagination:
         precision: Precision,
     ) -> None:
         import torch
+
         from world_models.imagined_env import ImaginedWorlds
 
         self.name = "imagination"
@@ -83,13 +83,11 @@ class Imagination:
         self._needed, self._budget = needed, budget
         self._precision = precision
         self._policy = context.make_policy().eval()
-        self._models = {
-            OBS_MODEL: context.make_obs_model().eval(),
-            REWARD_MODEL: context.make_reward_model().eval(),
-        }
+        obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
+        self._modules = {POLICY: self._policy, OBS_MODEL: obs_model, REWARD_MODEL: reward_model}
         self._versions = {POLICY: -1, OBS_MODEL: -1, REWARD_MODEL: -1}
         self._worlds = ImaginedWorlds(
-            self._models[OBS_MODEL], self._models[REWARD_MODEL], encode=context.vocabulary.encode,
+            obs_model, reward_model, encode=context.vocabulary.encode,
             threshold=context.world_model_config.reward_model.threshold, seed=context.seed + 202,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(context.seed + 203)
@@ -108,7 +106,7 @@ class Imagination:
         self._say_open(allowed.horizon > 0)
         if allowed.horizon == 0:
             return False
-        if admissible(self._imagined.stock(), self._needed, self._budget) == 0:
+        if self._imagined.room(needed=self._needed, budget=self._budget) == 0:
             return False
         began = time.monotonic()
         starts = self._real.starts(
@@ -126,8 +124,7 @@ class Imagination:
 
     def _refresh(self) -> None:
         """Swap in newer weights, whole, between segments."""
-        modules: dict[str, Any] = {POLICY: self._policy, **self._models}
-        for name, module in modules.items():
+        for name, module in self._modules.items():
             published = self._weights.fetch(name, self._versions[name])
             if published is not None:
                 load_arrays(module, published.arrays)
@@ -156,7 +153,11 @@ class Imagination:
         if is_open != self._open:
             self._board.put({"imagination/open": is_open})
             if self._open is not None or not is_open:
-                self._say("imagination opened" if is_open else "imagination closed: no horizon passes gate and guard")
+                self._say(
+                    "imagination opened"
+                    if is_open
+                    else "imagination closed: no horizon passes gate and guard"
+                )
             self._open = is_open
 
     def _say(self, line: str) -> None:
@@ -265,7 +266,8 @@ class Imagination:
 
     def _gap(self, starts: StartBatch, trace: _Trace, horizon: int) -> float | None:
         """Imagined minus real success within the horizon, from the same starts. Only starts of the policy's own
-        episodes that had a horizon's time left compare; None when there are too few to say anything."""
+        episodes that had a horizon's time left compare; None when there are too few to say anything.
+        """
         left = self._context.record_spec.max_decisions - starts.t
         comparable = ~starts.demonstration & (left >= horizon)
         if comparable.sum() < max(8, len(comparable) // 8):

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 class Trainer(Protocol):
     """What ``world_models.training`` offers for either model."""
 
-    averaged: torch.nn.Module
     updates: int
+
+    @property
+    def averaged(self) -> torch.nn.Module:
+        """The weights that imagine or judge."""
+        ...
 
     def update(self, batch: Any) -> dict[str, float]:
         """One optimizer step."""
@@ -93,7 +97,9 @@ class ModelLearner:
     def _finish_turn(self) -> None:
         self.version += 1
         self._weights.publish(self._model_name, self.version, module_arrays(self._trainer.averaged))
-        self._board.put({f"{self._model_name}/updates": self.updates, f"{self._model_name}/version": self.version})
+        self._board.put(
+            {f"{self._model_name}/updates": self.updates, f"{self._model_name}/version": self.version}
+        )
         if self._validate_every and self.version % self._validate_every == 0:
             with autocast(self._context.device, self._precision):
                 self._board.put(self._validate())
@@ -147,7 +153,9 @@ def obs_model_learner(
 
     def validate() -> dict[str, Any]:
         steps = config.rollout_steps + 1
-        losses = trainer.validation_loss(real.windows(VALIDATION_WINDOWS, config.history, steps, split="held_out"))
+        losses = trainer.validation_loss(
+            real.windows(VALIDATION_WINDOWS, config.history, steps, split="held_out")
+        )
         return {"obs_model/val_loss": losses[0], "obs_model/val_loss_by_step": losses}
 
     return ModelLearner(

@@ -132,17 +132,19 @@ class TensorBoardTracker:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        # Typed or not by the version that is installed.
+        make: Any = SummaryWriter
+        self._writer = make(str(folder))
 
     def write(self, row: dict[str, Any], step: int) -> None:
         """Write every number of the row."""
         for name, value in row.items():
             if isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Close the writer."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WandbTracker:

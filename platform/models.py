@@ -16,13 +16,40 @@ from .weights import Arrays
 _FREE = {
     "policy": frozenset({"path"}),
     "obs_model": frozenset(
-        "noise_mean noise_std sigma_min sigma_max offset_noise sampling_steps sampling_sigma_max unit_start "
-        "conditioning_noise rollout_steps rollout_start batch learning_rate online_learning_rate max_grad_norm "
-        "ema_decay every burst".split()
+        [
+            "noise_mean",
+            "noise_std",
+            "sigma_min",
+            "sigma_max",
+            "offset_noise",
+            "sampling_steps",
+            "sampling_sigma_max",
+            "unit_start",
+            "conditioning_noise",
+            "rollout_steps",
+            "rollout_start",
+            "batch",
+            "learning_rate",
+            "online_learning_rate",
+            "max_grad_norm",
+            "ema_decay",
+            "every",
+            "burst",
+        ]
     ),
     "reward_model": frozenset(
-        "focal_gamma balance threshold batch learning_rate online_learning_rate max_grad_norm ema_decay every "
-        "burst".split()
+        [
+            "focal_gamma",
+            "balance",
+            "threshold",
+            "batch",
+            "learning_rate",
+            "online_learning_rate",
+            "max_grad_norm",
+            "ema_decay",
+            "every",
+            "burst",
+        ]
     ),
 }
 

@@ -1,5 +1,6 @@
 """What a run will take, before anything starts: processes, memory, batch arithmetic. Mistakes that only the whole
-config shows are found here."""
+config shows are found here.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +57,17 @@ def check_plan(config: TrainConfig) -> None:
             f"the run may take {planned / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
             remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes",
         )  # fmt: skip
-    for key, path in (("data", config.data), ("policy.path", config.policy.path), ("world_model.path", config.world_model.path)):
+    for key, path in (
+        ("data", config.data),
+        ("policy.path", config.policy.path),
+        ("world_model.path", config.world_model.path),
+    ):
         if path is not None and not Path(path).is_dir():
-            raise ConfigError("no such folder", where=f"{key}={path}", remedy="write it with platform.demos or platform.pretrain")
+            raise ConfigError(
+                "no such folder",
+                where=f"{key}={path}",
+                remedy="write it with platform.demos or platform.pretrain",
+            )
     if shares(config).imagines and config.data is None and config.world_model.frozen:
         raise ConfigError("imagination needs real start states", where="data", remedy="give data=<folder>")
 
@@ -80,5 +89,7 @@ def plan_text(config: TrainConfig) -> str:
     ]  # fmt: skip
     if part.imagines:
         context = make_context(config, seed=0, device="cpu")
-        lines.append(f"imagination: {config.imagination.worlds} worlds, horizon up to {quality_horizon(config, context)} decisions")
+        lines.append(
+            f"imagination: {config.imagination.worlds} worlds, horizon up to {quality_horizon(config, context)} decisions"
+        )
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ from .staleness import lag_mask
 
 if TYPE_CHECKING:
     import torch
+
     from buffers.records import RecordBatch
     from policies.base import ObservationTensors, Policy
 
@@ -165,7 +166,7 @@ def _normalized(advantages: torch.Tensor) -> torch.Tensor:
     from policies.advantages import AdvantageStatistics, normalize
 
     mask = torch.ones_like(advantages, dtype=torch.bool)
-    return normalize(advantages, mask, AdvantageStatistics.of(advantages, mask).all_reduce())
+    return normalize(advantages, mask, AdvantageStatistics.of(advantages, mask).all_reduced())
 
 
 def _join_observations(parts: list[ObservationTensors]) -> ObservationTensors:

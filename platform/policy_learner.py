@@ -22,7 +22,8 @@ from .weights import Board, Weights, load_arrays, module_arrays
 
 if TYPE_CHECKING:
     import torch
-    from buffers.memory import Lease
+
+    from buffers.batches import Lease
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,12 @@ class PolicyLearner:
         # While gate or guard hold imagination shut, a mode with real data goes on with it alone.
         if self._pacing.real_decisions and not self._board.read().get("imagination/open", True):
             wanted = {"real": sum(wanted.values()), "imagined": 0}
+        wanted = {name: decisions for name, decisions in wanted.items() if decisions}
+        if any(self._buffers[name].available_decisions() < decisions for name, decisions in wanted.items()):
+            return None
         oldest = self.version - self._pacing.bound
         leases: dict[str, Lease] = {}
         for name, decisions in wanted.items():
-            if decisions == 0:
-                continue
             lease = self._buffers[name].lease(decisions, min_version=oldest)
             if lease is None:
                 for held, taken in leases.items():
@@ -199,20 +201,28 @@ class PolicyLearner:
                 "staleness/lag_p95": lag.p95,
                 "staleness/lag_max": float(lag.maximum),
                 "staleness/dropped": float(lag.over_bound),
-                "staleness/stale_samples_processed": float((batch.version[batch.present] < self.version).sum()),
+                "staleness/stale_samples_processed": float(
+                    (batch.version[batch.present] < self.version).sum()
+                ),
                 "policy/batch_decisions": float(len(batch)),
                 "policy/batch_return": batch.return_mean,
                 "policy/skipped_updates": float(self._actor.skipped + self._critic.skipped),
-                "policy/real_share": float(leases["real"].batch.lengths.sum()) / len(batch) if "real" in leases else 0.0,
+                "policy/real_share": float(leases["real"].batch.lengths.sum()) / len(batch)
+                if "real" in leases
+                else 0.0,
             }
         )
-        self._board.put({"policy/turns": self.turns, "policy/updates": self.updates, "staleness/lag_max": lag.maximum})
+        self._board.put(
+            {"policy/turns": self.turns, "policy/updates": self.updates, "staleness/lag_max": lag.maximum}
+        )
 
     def _publish(self) -> None:
         if self.turns % self._pacing.turns_per_publish == 0:
             self.version += 1
             self._weights.publish(POLICY, self.version, module_arrays(self.policy))
             self._board.put({"policy/version": self.version})
+            for buffer in self._buffers.values():
+                buffer.advance(self.version)
 
     def state(self) -> State:
         """Weights, optimizers, counters, the shuffle's generator."""

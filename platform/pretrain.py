@@ -23,6 +23,7 @@ from typing import Any
 
 from buffers.dataset import Dataset, read_dataset
 from buffers.memory import MemoryBuffer
+from buffers.shelf import bytes_per_row
 from configs.errors import CheckpointError, DataError, ReverieError
 from configs.loader import load_config
 from configs.schema import PretrainBudget, PretrainConfig
@@ -52,7 +53,9 @@ def run(argv: list[str]) -> int:
     for name in wanted:
         if (out / name).exists():
             raise CheckpointError(
-                f"{name} is there already and is never overwritten", where=str(out / name), remedy="choose another out="
+                f"{name} is there already and is never overwritten",
+                where=str(out / name),
+                remedy="choose another out=",
             )
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -67,10 +70,14 @@ def run(argv: list[str]) -> int:
 def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
     """Raise DataError unless the dataset was recorded with this env and these action tokens."""
     context.record_spec.require(
-        dataset.spec, where=where, remedy="record one with this env and policy, or set env and policy to the dataset's"
+        dataset.spec,
+        where=where,
+        remedy="record one with this env and policy, or set env and policy to the dataset's",
     )
     if not dataset.records:
-        raise DataError("the dataset is empty", where=where, remedy="record episodes with python -m platform.demos")
+        raise DataError(
+            "the dataset is empty", where=where, remedy="record episodes with python -m platform.demos"
+        )
     unknown = {record.instruction for record in dataset.records} - set(context.env_spec.instructions)
     if unknown:
         raise DataError(
@@ -82,11 +89,12 @@ def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
 def dataset_buffer(context: Context, dataset: Dataset, held_out: float) -> MemoryBuffer:
     """The dataset as a replay buffer: the same windows, outcomes and held-out split as in a run."""
     rows = sum(record.length + 1 for record in dataset.records)
-    probe = MemoryBuffer(context.record_spec, BufferConfig(max_bytes=1 << 30), seed=0, name="probe")
-    size = (rows + context.record_spec.max_decisions + 1) * probe.row_bytes
-    probe.close()
+    size = (rows + context.record_spec.max_decisions + 1) * bytes_per_row(context.record_spec)
     data = MemoryBuffer(
-        context.record_spec, BufferConfig(max_bytes=size, held_out=held_out), seed=context.seed + 11, name="dataset"
+        context.record_spec,
+        BufferConfig(max_bytes=size, held_out=held_out),
+        seed=context.seed + 11,
+        name="dataset",
     )
     data.extend(dataset.records)
     return data
@@ -135,7 +143,10 @@ def _pretrain_one(config: PretrainConfig, context: Context, dataset: Dataset, ou
     build: dict[str, tuple[Callable[[], Any], PretrainBudget]] = {
         POLICY: (lambda: _cloning_job(config, context, dataset), config.policy_budget),
         OBS_MODEL: (lambda: _model_job(OBS_MODEL, config, context, dataset), config.obs_model_budget),
-        REWARD_MODEL: (lambda: _model_job(REWARD_MODEL, config, context, dataset), config.reward_model_budget),
+        REWARD_MODEL: (
+            lambda: _model_job(REWARD_MODEL, config, context, dataset),
+            config.reward_model_budget,
+        ),
     }
     make, budget = build[name]
     fitted = fit(make(), budget, out / f".{name}.training")
@@ -185,13 +196,18 @@ def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[s
     from .evaluation import evaluate_policy
 
     policy = context.make_policy()
-    load_arrays(policy, arrays)  # type: ignore[arg-type]
+    load_arrays(policy, arrays)
     evaluation = config.evaluation
     env = make_env(config.env, evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan)
     rates: dict[str, Any] = {}
     for name in ("greedy", "sampled"):
         result = evaluate_policy(
-            context, env, policy, trials=evaluation.online_trials, first_seed=evaluation.seed, greedy=name == "greedy"
+            context,
+            env,
+            policy,
+            trials=evaluation.online_trials,
+            first_seed=evaluation.seed,
+            greedy=name == "greedy",
         )
         rates[name] = result.rate.to_json()
         log.info("policy: %s success %s", name, result.rate)

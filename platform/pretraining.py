@@ -126,7 +126,9 @@ def _begin(job: Job, scratch: Path) -> tuple[Fitted, int, float]:
 def _look(job: Job, fitted: Fitted) -> bool:
     loss = job.held_out_loss()
     if not math.isfinite(loss):
-        raise DataError(f"{job.name}: the held-out loss is {loss}", where="pretrain", remedy="lower the learning rate")
+        raise DataError(
+            f"{job.name}: the held-out loss is {loss}", where="pretrain", remedy="lower the learning rate"
+        )
     fitted.history.append((fitted.updates, loss))
     if loss >= fitted.best_loss:
         return False
@@ -158,7 +160,9 @@ class CloningJob:
 
     name = "policy"
 
-    def __init__(self, context: Context, train: list[Record], held_out: list[Record], budget: PretrainBudget) -> None:
+    def __init__(
+        self, context: Context, train: list[Record], held_out: list[Record], budget: PretrainBudget
+    ) -> None:
         self._context = context
         self._policy: Policy = context.make_policy()
         self._train, self._held_out = _Decisions(train), _Decisions(held_out)
@@ -170,7 +174,10 @@ class CloningJob:
             )  # fmt: skip
         self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
         self._step = OptimizerStep(
-            self._policy.actor_parameters(), learning_rate=self._rate, max_grad_norm=1.0, device=context.device
+            self._policy.actor_parameters(),
+            learning_rate=self._rate,
+            max_grad_norm=1.0,
+            device=context.device,
         )
         self._rng = np.random.default_rng([context.seed, 21])
         self._updates = 0
@@ -195,7 +202,7 @@ class CloningJob:
         observation = self._context.tensors(data.observation(rows))
         tokens = torch.from_numpy(data.tokens[rows].astype(np.int64)).to(self._context.torch_device)
         valid = torch.from_numpy(data.valid[rows]).to(self._context.torch_device)
-        result = cloning_loss(self._policy(observation).logits, tokens, valid)  # type: ignore[operator]
+        result = cloning_loss(self._policy(observation).logits, tokens, valid)
         return result.loss, {name: float(value) for name, value in result.statistics.items()}
 
     def held_out_loss(self) -> float:
@@ -208,7 +215,7 @@ class CloningJob:
 
     def arrays(self) -> Arrays:
         """Actor and critic."""
-        return module_arrays(self._policy)  # type: ignore[arg-type]
+        return module_arrays(self._policy)
 
     def state(self) -> dict[str, Any]:
         """Weights, moments, counters."""
@@ -223,7 +230,7 @@ class CloningJob:
         """Continue from ``state``."""
         from .weights import load_arrays
 
-        load_arrays(self._policy, state["policy"])  # type: ignore[arg-type]
+        load_arrays(self._policy, state["policy"])
         self._step.load(state["optimizer"])
         self._updates = state["updates"]
         self._rng.bit_generator.state = state["rng"]
@@ -234,7 +241,8 @@ class _Decisions:
 
     def __init__(self, records: list[Record]) -> None:
         self._images = {
-            name: np.concatenate([r.images[name][:-1] for r in records]) for name in (records[0].images if records else {})
+            name: np.concatenate([r.images[name][:-1] for r in records])
+            for name in (records[0].images if records else {})
         }
         self._proprio = np.concatenate([r.proprio[:-1] for r in records])
         self._instructions = [r.instruction for r in records for _ in range(r.length)]
@@ -256,7 +264,9 @@ class _Decisions:
 class ModelJob:
     """M_obs or M_reward: the trainer of ``world_models.training`` on a buffer that holds the dataset."""
 
-    def __init__(self, name: str, trainer: Any, draw: Any, validate: Any, context: Context, precision: Precision) -> None:
+    def __init__(
+        self, name: str, trainer: Any, draw: Any, validate: Any, context: Context, precision: Precision
+    ) -> None:
         self.name = name
         self._trainer, self._draw, self._validate = trainer, draw, validate
         self._context, self._precision = context, precision
@@ -286,7 +296,9 @@ class ModelJob:
         self._trainer.load(state)
 
 
-def obs_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision) -> ModelJob:
+def obs_model_job(
+    context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision
+) -> ModelJob:
     """Windows of the training split; the held-out loss is the mean over the steps of a chain on own predictions."""
     from world_models.training import ObsModelTrainer
 
@@ -308,7 +320,9 @@ def obs_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget, 
     return ModelJob("obs_model", trainer, draw, validate, context, precision)
 
 
-def reward_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision) -> ModelJob:
+def reward_model_job(
+    context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision
+) -> ModelJob:
     """Frames labelled by the real outcome; the held-out loss is cross-entropy on balanced held-out frames."""
     from world_models.training import RewardModelTrainer
 
@@ -318,7 +332,9 @@ def reward_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudge
         context.make_reward_model(), config, encode=context.vocabulary.encode, seed=context.seed + 32,
         learning_rate=budget.learning_rate, total_updates=budget.updates,
     )  # fmt: skip
-    held_out = data.outcomes(HELD_OUT_ROWS, split="held_out", balance=True, generator=np.random.default_rng(0))
+    held_out = data.outcomes(
+        HELD_OUT_ROWS, split="held_out", balance=True, generator=np.random.default_rng(0)
+    )
 
     def draw() -> Any:
         return data.outcomes(batch, split="train", balance=config.balance)

@@ -11,10 +11,14 @@ from .metrics import idle_ratio
 
 
 def metric_row(
-    by_role: dict[str, dict[str, float]], buffers: dict[str, dict[str, Any]], board: dict[str, Any], wall_s: float
+    by_role: dict[str, dict[str, float]],
+    buffers: dict[str, dict[str, Any]],
+    board: dict[str, Any],
+    wall_s: float,
 ) -> dict[str, Any]:
     """One row of ``metrics.jsonl``: every role's numbers, idle ratios, buffers, throughput since the last row, and the
-    board with its step axes."""
+    board with its step axes.
+    """
     row: dict[str, Any] = {"wall_s": round(wall_s, 3)}
     idle: dict[str, float] = {}
     for name, metrics in by_role.items():

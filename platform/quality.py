@@ -46,7 +46,13 @@ class ModelQuality:
 
 
 def report_quality(
-    context: Context, real: MemoryBuffer, models: dict[str, Arrays], folder: Path, *, horizon: int, precision: Precision
+    context: Context,
+    real: MemoryBuffer,
+    models: dict[str, Arrays],
+    folder: Path,
+    *,
+    horizon: int,
+    precision: Precision,
 ) -> ModelQuality:
     """Measure, and write ``quality.json``, ``quality.md``, ``film.png`` and ``film.mp4`` into ``folder``."""
     from world_models.quality import outcome_agreement, reward_quality
@@ -81,7 +87,7 @@ def film(
     precision: Precision,
 ) -> list[str]:  # fmt: skip
     """Held-out episodes, real above imagined under the same actions: a strip and a video."""
-    from world_models.film import film_strip, film_video
+    from world_models.film import Film, film_strip, film_video
     from world_models.quality import imagine_open_loop
 
     history = context.world_model_config.obs_model.history
@@ -92,14 +98,17 @@ def film(
     _, unique = np.unique(windows.ids[longest], return_index=True)
     rows = longest[np.sort(unique)][:STRIPS]
     with autocast(context.device, precision):
-        imagined = imagine_open_loop(obs_model, reward_model, windows, encode=context.vocabulary.encode, seed=0)
+        imagined = imagine_open_loop(
+            obs_model, reward_model, windows, encode=context.vocabulary.encode, seed=0
+        )
     camera = next(iter(windows.frames))
     reals = [windows.frames[camera][row, history - 1 :][: 1 + int(windows.mask[row].sum())] for row in rows]
     dreams = [imagined.frames[camera][row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
     chances = [imagined.probabilities[row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
     titles = [windows.instructions[row] for row in rows]
-    film_strip(reals, dreams, chances, folder / "film.png", titles=titles)
-    film_video(reals, dreams, folder / "film.mp4", titles=titles)
+    films = [Film(*parts) for parts in zip(reals, dreams, chances, titles, strict=True)]
+    film_strip(films, folder / "film.png", threshold=context.world_model_config.reward_model.threshold)
+    film_video(films, folder / "film.mp4")
     return ["film.png", "film.mp4"]
 
 
@@ -110,7 +119,9 @@ def quality_table(quality: ModelQuality) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     anywhere = quality.from_anywhere
-    for row, ours, copy in zip(anywhere.by_horizon, anywhere.psnr_by_step, anywhere.psnr_copy_by_step, strict=False):
+    for row, ours, copy in zip(
+        anywhere.by_horizon, anywhere.psnr_by_step, anywhere.psnr_copy_by_step, strict=False
+    ):
         lines.append(
             f"| {row.horizon} | {row.agreement:.3f} | {row.false_success:.3f} | {row.missed_success:.3f} | "
             f"{row.real_success:.3f} | {row.imagined_success:.3f} | {ours:.1f} | {copy:.1f} |"

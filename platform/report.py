@@ -26,7 +26,11 @@ def hardware() -> dict[str, Any]:
     model = "unknown"
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         model = names[0] if names else model
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
@@ -72,7 +76,10 @@ def summary(config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
         "gap_to_real": board.get("imagine/gap_to_real"),
         "guard": board.get("guard/last"),
         "agreement_by_horizon": board.get("quality/by_horizon"),
-        "wall_s": {"total": round(progress.wall_s, 1), **{k: round(v, 1) for k, v in progress.stages_s.items()}},
+        "wall_s": {
+            "total": round(progress.wall_s, 1),
+            **{k: round(v, 1) for k, v in progress.stages_s.items()},
+        },
         "busy_s": {name: round(value, 1) for name, value in outcome.role_busy_s.items()},
         "hardware": hardware(),
         "versions": versions(),
@@ -123,7 +130,9 @@ def curves(metrics: Path, target: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 6.5), constrained_layout=True)
     for panel, (title, unit, lines) in zip(axes.flat, PANELS, strict=True):
         for key, label in lines:
-            points = [(row.get(axis, 0), _number(row[key]) * SCALE.get(key, 1.0)) for row in rows if key in row]
+            points = [
+                (row.get(axis, 0), _number(row[key]) * SCALE.get(key, 1.0)) for row in rows if key in row
+            ]
             if points:
                 panel.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 40 else None)
         panel.set_title(title)

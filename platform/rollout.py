@@ -26,8 +26,9 @@ FIRST_TRAINING_SEED = 10_000_000
 class Rollout:
     """One worker with ``num_slots`` environment slots. Each ``step`` either asks for decisions or executes them.
 
-    ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N); ``budget`` the
-    staleness budget; ``max_steps`` the real steps after which no episode is started.
+    ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N), ``needed_alone`` the
+    same while imagination is shut; ``budget`` the staleness budget; ``max_steps`` the real steps after which no episode
+    is started.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Rollout:
         *,
         index: int,
         needed: int,
+        needed_alone: int,
         budget: float,
         gamma: float,
         max_steps: int | None,
@@ -50,7 +52,7 @@ class Rollout:
         self._buffer = buffer
         self._inference = inference
         self._board = board
-        self._needed = needed
+        self._needed = {True: needed, False: needed_alone}
         self._budget = budget
         self._gamma = gamma
         self._max_steps = max_steps
@@ -86,7 +88,8 @@ class Rollout:
         idle = [slot for slot in range(self._env.num_slots) if slot not in self._episodes]
         if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):
             return False
-        samples = self._buffer.admit(len(idle), needed=self._needed, budget=self._budget)
+        needed = self._needed[bool(self._board.read().get("imagination/open", True))]
+        samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget)
         if not samples:
             return False
         slots = np.array(idle[: len(samples)], np.int64)
@@ -110,7 +113,9 @@ class Rollout:
         from .inference import concatenate
 
         running = self._slots.size > 0 and self._observation is not None
-        self._observation = concatenate([self._observation, first]) if running and self._observation else first
+        self._observation = (
+            concatenate([self._observation, first]) if running and self._observation else first
+        )
         self._slots = np.concatenate([self._slots, slots]) if running else slots
 
     def _execute(self, decisions: Decisions) -> None:
@@ -187,4 +192,3 @@ class Rollout:
     def close(self) -> None:
         """Close the environments."""
         self._env.close()
-

@@ -40,4 +40,6 @@ def remove_if_bare(folder: Path) -> None:
 def require_run(folder: Path) -> None:
     """Raise CheckpointError unless ``folder`` is a run directory."""
     if not (folder / "config.yaml").is_file():
-        raise CheckpointError("no run there", where=str(folder), remedy="give the directory of a run as run.resume")
+        raise CheckpointError(
+            "no run there", where=str(folder), remedy="give the directory of a run as run.resume"
+        )

@@ -86,11 +86,14 @@ class Runner:
 
     def run(self, report: Callable[[Outcome], dict[str, Any]]) -> dict[str, Any]:
         """Run, then let ``report`` look while the buffers are still there; its answer. Raises what went wrong; nothing
-        keeps running then."""
+        keeps running then.
+        """
         first = self._first_weights()
         records = self._offline_records()
         if self._resumed is None:
-            self._timed("self_check", lambda: self_check(self._context, first[POLICY], self._config.algorithm))
+            self._timed(
+                "self_check", lambda: self_check(self._context, first[POLICY], self._config.algorithm)
+            )
             self._timed("evaluate_before", lambda: self._evaluate_before(first[POLICY]))
         host = self._timed("host", lambda: HOSTS[type(self._config.host)](self._config.host))
         try:
@@ -112,7 +115,9 @@ class Runner:
         if path is None:
             log.warning("policy.path is not set: the policy starts from random weights")
         first = {
-            POLICY: module_arrays(context.make_policy()) if path is None else read_model(Path(path), POLICY, context)
+            POLICY: module_arrays(context.make_policy())
+            if path is None
+            else read_model(Path(path), POLICY, context)
         }
         if shares(config).imagines:
             makers = {OBS_MODEL: context.make_obs_model, REWARD_MODEL: context.make_reward_model}
@@ -121,7 +126,9 @@ class Runner:
                 log.warning("world_model.path is not set: the models start from random weights")
             for name, make in makers.items():
                 given = folder is not None
-                first[name] = read_model(Path(str(folder)) / name, name, context) if given else module_arrays(make())
+                first[name] = (
+                    read_model(Path(str(folder)) / name, name, context) if given else module_arrays(make())
+                )
         return first
 
     def _offline_records(self) -> list[Record]:
@@ -130,7 +137,9 @@ class Runner:
             return []
         dataset = read_dataset(self._config.data)
         self._context.record_spec.require(
-            dataset.spec, where=self._config.data, remedy="use a dataset recorded with this env and policy, or set theirs"
+            dataset.spec,
+            where=self._config.data,
+            remedy="use a dataset recorded with this env and policy, or set theirs",
         )
         self._progress.demonstration_steps = sum(record.env_steps for record in dataset.records)
         return dataset.records
@@ -145,7 +154,7 @@ class Runner:
 
         config = self._config
         policy = self._context.make_policy()
-        load_arrays(policy, arrays)  # type: ignore[arg-type]
+        load_arrays(policy, arrays)
         env = make_env(
             config.env, config.evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan
         )
@@ -216,7 +225,9 @@ class Runner:
             if now - logged >= config.log_every_s:
                 self._log(host, services, board, trackers, line, now)
                 logged = now
-            due = int(board.get("policy/turns", 0)) // config.checkpoint_every if config.checkpoint_every else 0
+            due = (
+                int(board.get("policy/turns", 0)) // config.checkpoint_every if config.checkpoint_every else 0
+            )
             if config.checkpoint_every and due > self._checkpointed // config.checkpoint_every:
                 self._checkpoint(host, PAUSE_TIMEOUT_S)
                 host.resume()
@@ -236,7 +247,13 @@ class Runner:
         )
 
     def _log(
-        self, host: Host, services: Services, board: dict[str, Any], trackers: list[Any], line: ProgressLine, now: float
+        self,
+        host: Host,
+        services: Services,
+        board: dict[str, Any],
+        trackers: list[Any],
+        line: ProgressLine,
+        now: float,
     ) -> None:
         by_role = host.metrics()
         for name, row in by_role.items():
@@ -255,7 +272,9 @@ class Runner:
         health = host.health()
         for role in health:
             if role.step_s > limit:
-                raise StallError(f"{role.name} has been inside one step for {role.step_s:.0f} s", where=role.name)
+                raise StallError(
+                    f"{role.name} has been inside one step for {role.step_s:.0f} s", where=role.name
+                )
             if self._moved.get(role.name, (-1, 0.0))[0] != role.progress:
                 self._moved[role.name] = (role.progress, now)
         if health and all(now - self._moved[role.name][1] > limit for role in health):
@@ -273,7 +292,9 @@ class Runner:
         self._states["runner"] = vars(self._progress)
         turns = self._states["policy_learner"]["turns"]
         models = {
-            name: held["arrays"] for name, held in self._states["store"]["weights"].items() if name != "anchor"
+            name: held["arrays"]
+            for name, held in self._states["store"]["weights"].items()
+            if name != "anchor"
         }
         models[POLICY] = self._states["policy_learner"]["policy"]
         write_checkpoint(
@@ -294,7 +315,15 @@ class Runner:
             results = self._timed("evaluate_after", lambda: self.evaluate(models[POLICY]))
             after = {name: result.rate.to_json() for name, result in results.items()}
         return Outcome(
-            services, self._context, board, self._progress, models, after, self._busy, self._lag(), self._interrupted
+            services,
+            self._context,
+            board,
+            self._progress,
+            models,
+            after,
+            self._busy,
+            self._lag(),
+            self._interrupted,
         )
 
     def _lag(self) -> dict[str, float]:
@@ -311,4 +340,6 @@ class Runner:
 
 def online_steps(board: dict[str, Any]) -> int:
     """Real env steps taken by the rollout workers."""
-    return int(np.sum([value for key, value in board.items() if key.startswith("real_steps/")], dtype=np.int64))
+    return int(
+        np.sum([value for key, value in board.items() if key.startswith("real_steps/")], dtype=np.int64)
+    )

@@ -26,12 +26,17 @@ def self_check(context: Context, arrays: Arrays, algorithm: AlgorithmConfig) -> 
     from policies.objectives import policy_loss
 
     policy = context.make_policy()
-    load_arrays(policy, arrays)  # type: ignore[arg-type]
+    load_arrays(policy, arrays)
     observation = context.tensors(_noise(context))
     tokens, behaviour = policy.act(observation, greedy=False, generator=torch.Generator().manual_seed(0))
     half = ROWS // 2
     with torch.no_grad():
-        logits = torch.cat([policy(observation.take(slice(0, half))).logits, policy(observation.take(slice(half, None))).logits])  # type: ignore[operator]
+        logits = torch.cat(
+            [
+                policy(observation.take(slice(0, half))).logits,
+                policy(observation.take(slice(half, None))).logits,
+            ]
+        )
     valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     advantages = torch.linspace(-1, 1, ROWS, device=tokens.device)
     result = policy_loss(algorithm, logits, tokens, behaviour, advantages, valid)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from buffers.memory import Admitted, Lease, OutcomeBatch, StartBatch, WindowBatch
+from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
+from buffers.index import Split
 from buffers.records import Record
+from buffers.samples import Admitted
 
 
 class Collecting(Protocol):
@@ -47,6 +49,14 @@ class Learning(Protocol):
         """They were not."""
         ...
 
+    def available_decisions(self) -> int:
+        """Decisions that could be leased now."""
+        ...
+
+    def advance(self, version: int) -> None:
+        """A version was published: collectors may start that version's samples."""
+        ...
+
     def stats(self) -> dict[str, Any]:
         """Counts and bytes."""
         ...
@@ -55,16 +65,16 @@ class Learning(Protocol):
 class Modelling(Protocol):
     """The world models' side of ``B_real``."""
 
-    def windows(self, batch: int, history: int, steps: int, *, split: str = "train") -> WindowBatch:
+    def windows(self, batch: int, history: int, steps: int, *, split: Split = "train") -> WindowBatch:
         """Windows of consecutive decisions."""
         ...
 
     def starts(
-        self, batch: int, history: int, *, recent: int | None, horizon: int, split: str = "train"
+        self, batch: int, history: int, *, recent: int | None, horizon: int, split: Split = "train"
     ) -> StartBatch:
         """Start states with what really followed."""
         ...
 
-    def outcomes(self, batch: int, *, split: str, balance: bool) -> OutcomeBatch:
+    def outcomes(self, batch: int, *, split: Split, balance: bool) -> OutcomeBatch:
         """Frames labelled by success."""
         ...

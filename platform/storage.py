@@ -44,7 +44,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 def _explain(code: int | None, text: str, path: Path) -> ResourceError:
     known: dict[int | None, tuple[str, str]] = {
         errno.ENOSPC: ("the disk is full", "free space there or choose another folder with run.dir="),
-        errno.EDQUOT: ("the disk quota is used up", "free space there or choose another folder with run.dir="),
+        errno.EDQUOT: (
+            "the disk quota is used up",
+            "free space there or choose another folder with run.dir=",
+        ),
         errno.EACCES: ("no permission to write", "choose a folder of yours with run.dir= or out="),
         errno.EROFS: ("the file system is read-only", "choose a writable folder with run.dir= or out="),
     }
@@ -59,7 +62,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises ResourceError when the disk refuses, CheckpointError when ``folder`` exists.
     """
     if folder.exists():
-        raise CheckpointError("folder exists and is never overwritten", where=str(folder), remedy="choose a new name")
+        raise CheckpointError(
+            "folder exists and is never overwritten", where=str(folder), remedy="choose a new name"
+        )
     partial = folder.parent / f".{folder.name}.partial"
     try:
         with disk_errors(folder):
@@ -92,11 +97,15 @@ def verify_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError("no such folder", where=str(folder), remedy="check the path")
     if not manifest.is_file():
-        raise CheckpointError("manifest.json is missing", where=str(folder), remedy="it was not written by Reverie")
+        raise CheckpointError(
+            "manifest.json is missing", where=str(folder), remedy="it was not written by Reverie"
+        )
     data = json.loads(manifest.read_text())
     if data.get("layout") != LAYOUT:
         raise CheckpointError(
-            f"layout {data.get('layout')}, this version reads {LAYOUT}", where=str(folder), remedy="write it again"
+            f"layout {data.get('layout')}, this version reads {LAYOUT}",
+            where=str(folder),
+            remedy="write it again",
         )
     for name, digest in data["sha256"].items():
         path = folder / name
@@ -123,11 +132,13 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
         if isinstance(value, dict):
             pairs = [[key, strip(item, f"{path}/{key}")] for key, item in value.items()]
             if all(isinstance(key, str) for key in value):
-                return dict(pairs)  # type: ignore[arg-type]
+                return dict(pairs)
             return {"__pairs__": pairs}
         if isinstance(value, (list, tuple)):
             return [strip(item, f"{path}/{i}") for i, item in enumerate(value)]
-        assert value is None or isinstance(value, (bool, int, float, str)), f"{path}: {type(value)} is no tree value"
+        assert value is None or isinstance(value, (bool, int, float, str)), (
+            f"{path}: {type(value)} is no tree value"
+        )
         return value
 
     skeleton = strip(tree, "")

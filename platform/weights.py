@@ -57,7 +57,9 @@ class WeightStore:
     def publish(self, name: str, version: int, arrays: Arrays) -> None:
         """Replace the weights of ``name``; versions must increase."""
         held = self._current.get(name)
-        assert held is None or version > held.version, f"{name}: version {version} after {held and held.version}"
+        assert held is None or version > held.version, (
+            f"{name}: version {version} after {held and held.version}"
+        )
         self._current[name] = Published(name, version, arrays)
 
     def fetch(self, name: str, newer_than: int) -> Published | None:
@@ -101,4 +103,6 @@ def load_arrays(module: torch.nn.Module, arrays: Arrays) -> None:
     """Put published arrays into the module: whole or not at all, since a wrong name or shape raises before any copy."""
     import torch
 
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, strict=True)
+    module.load_state_dict(
+        {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, strict=True
+    )

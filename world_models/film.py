@@ -84,13 +84,19 @@ def enlarged(frame: NDArray[np.uint8], times: int) -> NDArray[np.uint8]:
     return frame.repeat(times, axis=0).repeat(times, axis=1)
 
 
-def film_video(film: Film, path: Path, *, enlarge: int = 8, fps: int = 4) -> None:
-    """Write an mp4 with the real frame left of the imagined one."""
+def film_video(films: Sequence[Film], path: Path, *, enlarge: int = 8, fps: int = 4) -> None:
+    """Write an mp4 with the real frame above the imagined one; films follow each other with a short still between."""
     import imageio.v2 as imageio
 
-    gap = np.full((film.real.shape[1] * enlarge, 2 * enlarge, 3), 255, np.uint8)
+    gap = np.full((2 * enlarge, films[0].real.shape[2] * enlarge, 3), 255, np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Video codecs want even sizes; an even enlargement gives them.
-    with imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2) as writer:
-        for real, imagined in zip(film.real, film.imagined, strict=True):
-            writer.append_data(np.hstack([enlarged(real, enlarge), gap, enlarged(imagined, enlarge)]))
+    writer: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
+    with writer:
+        for film in films:
+            pairs = [
+                np.vstack([enlarged(real, enlarge), gap, enlarged(imagined, enlarge)])
+                for real, imagined in zip(film.real, film.imagined, strict=True)
+            ]
+            for picture in [*pairs, *pairs[-1:] * fps]:
+                writer.append_data(picture)

@@ -104,7 +104,9 @@ class RoleActor:
     def health(self) -> tuple[Health, tuple[str, str] | None]:
         """Progress, and the first exception with its traceback."""
         began = self._step_began
-        return Health(self._name, self._progress, 0.0 if began is None else time.monotonic() - began), self._error
+        return Health(
+            self._name, self._progress, 0.0 if began is None else time.monotonic() - began
+        ), self._error
 
     def infer(self, observation: Any, timeout_s: float) -> Any:
         """For the inference service: ask and wait in this call's own thread."""

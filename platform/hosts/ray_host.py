@@ -88,7 +88,7 @@ class RayHost:
         began = time.monotonic()
         if self._config.address is not None:
             try:
-                ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=self._config.address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ResourceError(
                     f"no Ray cluster answers: {str(error).splitlines()[0]}", where=f"host.address={self._config.address}",
@@ -97,7 +97,7 @@ class RayHost:
         else:
             ray.init(
                 num_cpus=max(16, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
-                logging_level="ERROR", object_store_memory=self._config.object_store_bytes,
+                logging_level=logging.ERROR, object_store_memory=self._config.object_store_bytes,
             )  # fmt: skip
         log.info("Ray is up after %.1f s", time.monotonic() - began)
 
@@ -179,7 +179,9 @@ class RayHost:
         """Of services and roles."""
         import ray
 
-        asked = {name: actor.call.remote("state") for name, actor in self._services.items() if name not in skip}
+        asked = {
+            name: actor.call.remote("state") for name, actor in self._services.items() if name not in skip
+        }
         asked |= {name: actor.state.remote() for name, actor in self._roles.items() if name not in skip}
         return {name: ray.get(ref, timeout=ANSWER_TIMEOUT_S) for name, ref in asked.items()}
 

@@ -63,7 +63,9 @@ class SerialHost:
 
     def states(self, skip: list[str]) -> dict[str, State]:
         """Of services and roles."""
-        return {name: part.state() for name, part in (self._services | self._roles).items() if name not in skip}
+        return {
+            name: part.state() for name, part in (self._services | self._roles).items() if name not in skip
+        }
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
