@@ -146,13 +146,13 @@ def _arrange_arm(
 
 
 @lru_cache(maxsize=8)
-def _background(size: int, margin: int) -> NDArray[np.uint8]:
+def _background(size: int, margin: int) -> Floats:
     """An empty table with a darker edge, ``[3, size + 2 margin, size + 2 margin]``."""
-    picture = np.empty((3, size + 2 * margin, size + 2 * margin), np.uint8)
-    picture[:] = np.array(EDGE, np.uint8)[:, None, None]
+    picture = np.empty((3, size + 2 * margin, size + 2 * margin), np.float32)
+    picture[:] = np.array(EDGE, np.float32)[:, None, None]
     rim = max(1, size // 32)
     inside = slice(margin + rim, margin + size - rim)
-    picture[:, inside, inside] = np.array(TABLE, np.uint8)[:, None, None]
+    picture[:, inside, inside] = np.array(TABLE, np.float32)[:, None, None]
     return picture
 
 
@@ -164,7 +164,7 @@ def paint(things: Things, size: int) -> NDArray[np.uint8]:
     margin = int(sides.max())
     background = _background(size, margin)
     width = background.shape[1]
-    canvas = np.empty((3, n, width, width), np.uint8)
+    canvas = np.empty((3, n, width, width), np.float32)
     canvas[:] = background[:, None]
     planes = canvas.reshape(3, n * width * width)
     for thing in range(count):
@@ -174,11 +174,14 @@ def paint(things: Things, size: int) -> NDArray[np.uint8]:
                 planes, things, thing, shown, size, margin, (int(sides[thing, 0]), int(sides[thing, 1]))
             )
     inside = slice(margin, margin + size)
-    return np.ascontiguousarray(canvas[:, :, inside, inside].transpose(1, 2, 3, 0))
+    frames = np.empty((n, size, size, 3), np.uint8)
+    for channel in range(3):
+        np.add(canvas[channel, :, inside, inside], 0.5, out=frames[..., channel], casting="unsafe")
+    return frames
 
 
 def _paint_one(
-    planes: NDArray[np.uint8],
+    planes: Floats,
     things: Things,
     thing: int,
     shown: NDArray[np.int64],
@@ -201,8 +204,7 @@ def _paint_one(
         ink = rim * rim_colour[:, channel, None]
         ink += inner * fill_colour[:, channel, None]
         ink += under * plane.take(index)
-        ink += np.float32(0.5)
-        plane[index] = ink.astype(np.uint8)
+        plane[index] = ink
 
 
 def _coverage(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,7 @@ TASK_NAMES: tuple[TaskName, ...] = tuple(TASKS)
 COLOURS: tuple[str, ...] = tuple(PALETTE)
 
 
+@cache
 def instruction(task: int, phrase: int, colour: int) -> str:
     """The request in words, from indices into ``TASKS``, its phrases and ``PALETTE``."""
     return TASKS[TASK_NAMES[task]].phrases[phrase].format(colour=COLOURS[colour])
