@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from platform.envs.decision import TabletopDecisionEnv
 from platform.envs.tabletop import TabletopVectorEnv
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from configs.env import TabletopConfig, TaskName
 
 RESULTS = Path(__file__).parent / "results"
 TASKS: tuple[TaskName, ...] = ("reach", "push", "pick_place")
+SCENES: tuple[tuple[Literal[32, 64], int], ...] = ((32, 64), (64, 64), (32, 1))
+"""Pixels and worlds."""
 
 
 def steps_per_second(step: Callable[[int], int], seconds: float) -> float:
@@ -74,7 +77,7 @@ def main() -> None:
         f"{'task':<12}{'px':>4}{'worlds':>8}{'drawn every step':>18}{'drawn per decision':>20}   (env steps per processor second)"
     )
     for task in TASKS:
-        for size, worlds in ((32, 64), (64, 64), (32, 1)):
+        for size, worlds in SCENES:
             config = TabletopConfig(tasks=[task], camera_size=size)
             every = drawn_every_step(config, worlds, seconds)
             decision = drawn_per_decision(config, worlds, seconds)
