@@ -69,7 +69,7 @@ class Actor(nn.Module):
         self.cameras = list(spec.cameras)
         self.words = InstructionEncoder(vocabulary.num_words, vocabulary.length, width)
         self.stems = nn.ModuleList(Stem(config.stem_channels, width) for _ in self.cameras)
-        self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints) for _ in self.cameras)
+        self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints, width) for _ in self.cameras)
         points = config.keypoints * len(self.cameras)
         self.point_token = nn.Linear(2 + channels, width)
         self.point_name = nn.Parameter(torch.randn(points, width) * 0.1)
@@ -96,7 +96,7 @@ class Actor(nn.Module):
         places, features, cells = [], [], []
         for camera, stem, keypoints in zip(self.cameras, self.stems, self.keypoints, strict=True):
             feature_map = stem(obs.images[camera], sentence)
-            xy, feature = keypoints(feature_map)
+            xy, feature = keypoints(feature_map, sentence)
             places.append(xy)
             features.append(feature)
             cells.append(F.adaptive_avg_pool2d(feature_map, MAP_SIDE).flatten(2).transpose(1, 2))
@@ -131,7 +131,7 @@ class Critic(nn.Module):
         self.cameras = list(spec.cameras)
         self.words = InstructionEncoder(vocabulary.num_words, vocabulary.length, width)
         self.stems = nn.ModuleList(Stem(config.stem_channels, width) for _ in self.cameras)
-        self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints) for _ in self.cameras)
+        self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints, width) for _ in self.cameras)
         seen = len(self.cameras) * (config.keypoints * 2 + channels)
         self.trunk = nn.Sequential(
             nn.Linear(seen + spec.proprio_dim + width, 2 * width),
@@ -149,7 +149,7 @@ class Critic(nn.Module):
         seen = [proprio, sentence.float()]
         for camera, stem, keypoints in zip(self.cameras, self.stems, self.keypoints, strict=True):
             feature_map = stem(obs.images[camera], sentence)
-            seen += [keypoints(feature_map)[0].flatten(1), feature_map.mean(dim=(2, 3)).float()]
+            seen += [keypoints(feature_map, sentence)[0].flatten(1), feature_map.mean(dim=(2, 3)).float()]
         hidden = self.trunk(torch.cat(seen, dim=-1))
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.head(hidden.float()).squeeze(-1)
