@@ -59,7 +59,7 @@ class FixedHorizon:
     def __init__(self, config: FixedHorizonConfig) -> None:
         self.config = config
 
-    def horizon(self, inputs: ScheduleInputs) -> int:  # noqa: ARG002 - the protocol's argument
+    def horizon(self, inputs: ScheduleInputs) -> int:
         """The configured horizon."""
         return self.config.horizon
 
