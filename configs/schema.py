@@ -145,7 +145,7 @@ class PretrainConfig:
     world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
     imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
     policy_budget: PretrainBudget = field(
-        default_factory=lambda: PretrainBudget(updates=600, batch=128, learning_rate=1e-3)
+        default_factory=lambda: PretrainBudget(updates=600, batch=128, learning_rate=1.5e-3)
     )
     obs_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=1500))
     reward_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=600))

@@ -207,12 +207,12 @@ def test_a_few_steps_of_cloning_find_the_dot() -> None:
     )
     tokens = torch.from_numpy(columns)[:, None, None].expand(32, 4, 3)
     valid = torch.ones(32, 4, dtype=torch.bool)
-    optimizer = torch.optim.AdamW(policy.actor_parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(policy.actor_parameters(), lr=3e-3)
     losses = []
-    for _ in range(40):
+    for _ in range(20):
         result = cloning_loss(policy(obs).logits, tokens, valid)
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()
         losses.append(float(result.loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
