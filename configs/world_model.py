@@ -17,7 +17,7 @@ class ObsModelConfig:
 
     fold: Annotated[int, Field(ge=1, le=4)] = 2
     """Pixels folded into channels along each axis before the U-Net."""
-    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [64, 64])
+    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 48])
     """U-Net channels per level."""
     layers_per_block: PositiveInt = 1
     """Residual layers per U-Net block."""
@@ -29,8 +29,8 @@ class ObsModelConfig:
     """What is diffused: the change from the last frame, or the frame itself."""
     sigma_data: PositiveFloat = 0.25
     """Deviation of the target that the preconditioner assumes (0.5 suits whole frames)."""
-    noise_mean: float = -0.4
-    """Mean of ln sigma in training."""
+    noise_mean: float = 0.5
+    """Mean of ln sigma in training (DIAMOND: -0.4; one-step sampling starts at high noise, so that is what to learn)."""
     noise_std: PositiveFloat = 1.2
     """Deviation of ln sigma in training."""
     sigma_min: PositiveFloat = 2e-3
@@ -93,8 +93,11 @@ class RewardModelConfig:
     """Focal-loss exponent (arXiv:1708.02002); 0 is plain binary cross-entropy."""
     balance: bool = True
     """Draw successes and failures in equal shares."""
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    """Success probability above which an imagined episode terminates."""
+    shift: NaturalInt = 2
+    """Largest random shift of a training frame along either axis, in pixels: few success frames must tell places, not
+    scenes."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Success probability above which an imagined episode terminates; balanced draws make probabilities run high."""
     batch: PositiveInt = 128
     """Frames per update."""
     learning_rate: NaturalFloat = 1e-3

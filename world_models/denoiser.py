@@ -61,21 +61,23 @@ class Conditioner(nn.Module):
 
 
 class ProprioHead(nn.Module):
-    """Next proprio from proprio and actions; zero change at initialisation."""
+    """Next proprio: one small step model, applied once per executed action; zero change at initialisation."""
 
     def __init__(self, spec: ModelSpec, width: int) -> None:
         super().__init__()
         last = nn.Linear(width, spec.proprio_dim)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        inputs = spec.proprio_dim + spec.replan * spec.action_dim
-        self.net = nn.Sequential(
+        inputs = spec.proprio_dim + spec.action_dim
+        self.step = nn.Sequential(
             nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), last
         )
 
     def forward(self, proprio: Float[Tensor, "B P"], actions: Float[Tensor, "B R D"]) -> Float[Tensor, "B P"]:
-        """Next proprio, same units as ``proprio``."""
-        return proprio + self.net(torch.cat([proprio, actions.flatten(1)], dim=1))  # type: ignore[no-any-return]
+        """Proprio after R actions, same units as ``proprio``."""
+        for action in actions.unbind(1):
+            proprio = proprio + self.step(torch.cat([proprio, action], dim=1))
+        return proprio
 
 
 def mean_of_words(embedding: nn.Embedding, instruction: Int[Tensor, "B W"]) -> Float[Tensor, "B E"]:

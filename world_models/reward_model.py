@@ -90,8 +90,8 @@ class RewardModel(nn.Module):
         *,
         generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Binary cross-entropy of noisy frames; with ``focal_gamma`` g weighted by ``(1 - p_correct)^g``."""
-        pixels = self.pixels(frames)
+        """Binary cross-entropy of shifted, noisy frames; with ``focal_gamma`` g weighted by ``(1 - p_correct)^g``."""
+        pixels = self.pixels(shifted(frames, self.config.shift, generator))
         noise = torch.randn(pixels.shape, generator=generator, device=pixels.device)
         logits = self(pixels + self.config.noise * GREY_LEVEL * noise, instruction)
         error = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
@@ -100,3 +100,19 @@ class RewardModel(nn.Module):
         loss = error.mean()
         correct = ((logits > 0) == (labels > 0.5)).float().mean()
         return loss, {"loss": float(loss.detach()), "accuracy": float(correct)}
+
+
+def shifted(frames: Frames, most: int, generator: torch.Generator) -> Frames:
+    """Frames ``[B, H, W, 3]`` moved by up to ``most`` pixels per axis, edges repeated (DrQ, arXiv:2004.13649)."""
+    if most == 0:
+        return frames
+    rows = next(iter(frames.values())).shape[0]
+    moves = torch.randint(-most, most + 1, (rows, 2), generator=generator, device=generator.device)
+    result = {}
+    for name, frame in frames.items():
+        height, width = frame.shape[1:3]
+        y = (torch.arange(height, device=frame.device) + moves[:, :1]).clamp(0, height - 1)
+        x = (torch.arange(width, device=frame.device) + moves[:, 1:]).clamp(0, width - 1)
+        batch = torch.arange(rows, device=frame.device)[:, None, None]
+        result[name] = frame[batch, y[:, :, None], x[:, None, :]]
+    return result

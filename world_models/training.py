@@ -21,6 +21,9 @@ WARM_UP = 50
 FINAL_RATE = 0.05
 """Where the cosine ends, as a fraction of the peak rate."""
 
+PROPRIO_RATE = 5.0
+"""Learning rate of the small proprio head relative to the U-Net's, which waits for its predictions."""
+
 Frames = dict[str, NDArray[np.uint8]]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -64,8 +67,9 @@ class AveragedTrainer:
         ema_decay: float,
         seed: int,
         total_updates: int | None,
+        faster: nn.Module | None = None,
     ) -> None:
-        """``total_updates``: length of a warm-up and cosine; None keeps the rate."""
+        """``total_updates``: length of a warm-up and cosine; None keeps the rate. ``faster``: part with its own rate."""
         from diffusers.training_utils import EMAModel
 
         self._model = model
@@ -73,7 +77,13 @@ class AveragedTrainer:
         self._rate = learning_rate
         self._max_grad_norm = max_grad_norm
         self._total = total_updates
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, foreach=True)
+        quick = list(faster.parameters()) if faster is not None else []
+        known = {id(parameter) for parameter in quick}
+        slow = [parameter for parameter in model.parameters() if id(parameter) not in known]
+        groups = [{"params": slow, "scale": 1.0}, {"params": quick, "scale": PROPRIO_RATE}]
+        self._optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=learning_rate, foreach=True
+        )
         self._ema = EMAModel(model.parameters(), decay=ema_decay, foreach=True)
         # The average is kept in place in the copy's own parameters, so that it can be used at any time.
         self._ema.shadow_params = list(self._averaged.parameters())
@@ -100,7 +110,7 @@ class AveragedTrainer:
         applied = math.isfinite(norm)
         if applied:
             for group in self._optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["scale"]
             self._optimizer.step()
             self._ema.step(self._model.parameters())
         else:
@@ -166,6 +176,7 @@ class ObsModelTrainer(AveragedTrainer):
             ema_decay=config.ema_decay,
             seed=seed,
             total_updates=total_updates,
+            faster=model.proprio_head,
         )
         self.model = model
         self._first_chain = 0 if chains else config.rollout_start

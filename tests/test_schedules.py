@@ -1,0 +1,86 @@
+"""Horizon schedules on hand-made loss curves, and the gate."""
+
+import pytest
+
+from configs.world_model import FixedHorizonConfig, GateConfig, LinearHorizonConfig, ValidatedHorizonConfig
+from world_models.quality import HorizonQuality
+from world_models.schedules import ScheduleInputs, ValidatedHorizon, gated_horizon, make_schedule
+
+
+def inputs(updates: int = 0, loss: float | None = None) -> ScheduleInputs:
+    """Short for the tests."""
+    return ScheduleInputs(updates=updates, obs_val_loss=loss)
+
+
+def test_fixed() -> None:
+    """Whatever happens."""
+    schedule = make_schedule(FixedHorizonConfig(horizon=7))
+    assert [schedule.horizon(inputs(u, loss)) for u, loss in [(0, None), (10_000, 0.1)]] == [7, 7]
+
+
+def test_linear_by_hand() -> None:
+    """5 to 25 in 100 updates: a fifth of a decision per update, then flat."""
+    schedule = make_schedule(LinearHorizonConfig(start=5, end=25, updates=100))
+    assert [schedule.horizon(inputs(u)) for u in (0, 4, 5, 50, 99, 100, 500)] == [5, 5, 6, 15, 24, 25, 25]
+
+
+def test_validated_grows_with_the_way_the_loss_has_come() -> None:
+    """First 1.0, target 0.5: half of the way is a loss of 0.75."""
+    schedule = make_schedule(ValidatedHorizonConfig(start=5, end=15, target=0.5, tolerance=0.1))
+    assert schedule.horizon(inputs()) == 5
+    assert [schedule.horizon(inputs(loss=x)) for x in (1.0, 0.9, 0.75, 0.5, 0.3)] == [5, 7, 10, 15, 15]
+
+
+def test_validated_holds_on_a_plateau_and_shrinks_when_it_worsens() -> None:
+    """Within 10 % of the best loss the best counts; beyond it the newest."""
+    schedule = make_schedule(ValidatedHorizonConfig(start=5, end=15, target=0.5, tolerance=0.1))
+    losses = [1.0, 0.75, 0.80, 0.82, 0.85, 1.2, 0.76]
+    assert [schedule.horizon(inputs(loss=x)) for x in losses] == [5, 10, 10, 10, 8, 5, 10]
+
+
+def test_validated_survives_missing_and_broken_losses() -> None:
+    """None before the first look, NaN from a broken model: the shortest horizon, and no memory of it."""
+    schedule = make_schedule(ValidatedHorizonConfig(start=5, end=15))
+    assert schedule.horizon(inputs(loss=float("nan"))) == 5
+    assert schedule.horizon(inputs(loss=None)) == 5
+    assert schedule.horizon(inputs(loss=2.0)) == 5
+    assert schedule.horizon(inputs(loss=1.5)) == 10
+
+
+def test_validated_state_goes_on_where_it_was() -> None:
+    """A fresh schedule takes its first loss for the start; a loaded one does not."""
+    config = ValidatedHorizonConfig(start=5, end=15, target=0.5)
+    schedule = ValidatedHorizon(config)
+    schedule.horizon(inputs(loss=1.0))
+    schedule.horizon(inputs(loss=0.75))
+    other = ValidatedHorizon(config)
+    assert other.horizon(inputs(loss=0.75)) == 5
+    other.load(schedule.state())
+    assert other.horizon(inputs(loss=0.75)) == 10
+    assert ValidatedHorizon(config, first_loss=1.0).horizon(inputs(loss=0.5)) == 15
+
+
+def row(horizon: int, agreement: float, false_success: float) -> HorizonQuality:
+    """A measured horizon."""
+    return HorizonQuality(horizon, 100, agreement, false_success, 1 - agreement - false_success, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "expected"),
+    [(1, 1), (2, 2), (3, 3), (4, 3), (50, 3)],
+)
+def test_gate_stops_at_the_first_failure(scheduled: int, expected: int) -> None:
+    """Horizon 4 fails; that 5 passes again does not help."""
+    rows = [row(1, 0.99, 0.0), row(2, 0.95, 0.01), row(3, 0.9, 0.05), row(4, 0.84, 0.0), row(5, 0.95, 0.0)]
+    assert gated_horizon(scheduled, rows, GateConfig(min_agreement=0.85, max_false_success=0.05)) == expected
+
+
+def test_gate_bounds() -> None:
+    """False success shuts it too; nothing measured, nothing believed; beyond the last measured nothing; off is off."""
+    gate = GateConfig(min_agreement=0.85, max_false_success=0.05)
+    assert gated_horizon(5, [row(1, 0.93, 0.06)], gate) == 0
+    assert gated_horizon(5, None, gate) == 0
+    assert gated_horizon(5, [], gate) == 0
+    assert gated_horizon(50, [row(2, 0.9, 0.0), row(1, 0.9, 0.0)], gate) == 2
+    assert gated_horizon(5, None, GateConfig(enabled=False)) == 5
+    assert gated_horizon(50, [row(2, 0.9, 0.0), row(6, 0.5, 0.0)], gate) == 5
