@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from .envs.base import DecisionEnv
 
 
+def _serial_host(_: Any) -> Host:
+    return SerialHost()
+
+
 def _ray_host(config: Any) -> Host:
     from .hosts.ray_host import RayHost
 
     return RayHost(config)
 
 
-HOSTS = {SerialHostConfig: lambda config: SerialHost(), RayHostConfig: _ray_host}
+HOSTS = {SerialHostConfig: _serial_host, RayHostConfig: _ray_host}
 """Class of the host's config to what makes it."""
 
 
@@ -127,7 +131,7 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
         host.place_role("evaluator", partial(_evaluator, context, config, services, part.imagines))
 
 
-def _env(context: Context, config: TrainConfig, slots: int) -> DecisionEnv:
+def _env(config: TrainConfig, slots: int) -> DecisionEnv:
     from .envs import make_env
 
     return make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
@@ -144,7 +148,7 @@ def _rollout(
 ) -> Any:
     from .rollout import Rollout
 
-    env = _env(context, config, config.rollout.envs)
+    env = _env(config, config.rollout.envs)
     return Rollout(
         context, env, services.real, inference, services.store, index=index,
         max_steps=config.run.stop.real_steps, **pacing,
@@ -190,7 +194,7 @@ def _evaluator(context: Context, config: TrainConfig, services: Services, imagin
     from .evaluation import Evaluator
 
     return Evaluator(
-        context, config.evaluation, _env(context, config, config.evaluation.envs), services.real, services.store,
+        context, config.evaluation, _env(config, config.evaluation.envs), services.real, services.store,
         services.store, quality_horizon=quality_horizon(config, context) if imagines else 0,
         precision=config.run.precision,
     )  # fmt: skip

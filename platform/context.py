@@ -121,21 +121,21 @@ class Context:
         """A policy; its random weights depend on the seed alone."""
         from policies.base import make_policy
 
-        with _seeded(self.seed):
+        with _Seeded(self.seed):
             return make_policy(self.policy_config, self.policy_spec).to(self.torch_device)
 
     def make_obs_model(self) -> ObservationModel:
         """An observation model; likewise."""
         from world_models.obs_model import ObservationModel
 
-        with _seeded(self.seed + 1):
+        with _Seeded(self.seed + 1):
             return ObservationModel(self.model_spec, self.world_model_config.obs_model).to(self.torch_device)
 
     def make_reward_model(self) -> RewardModel:
         """A reward model; likewise."""
         from world_models.reward_model import RewardModel
 
-        with _seeded(self.seed + 2):
+        with _Seeded(self.seed + 2):
             return RewardModel(self.model_spec, self.world_model_config.reward_model).to(self.torch_device)
 
     @cached_property
@@ -180,7 +180,7 @@ def require_device(device: str) -> None:
         raise ResourceError("no CUDA device on this machine", where="run.device", remedy="use run.device=cpu")
 
 
-class _seeded:
+class _Seeded:
     """Draw initial weights from a seed without touching anybody's global generator."""
 
     def __init__(self, seed: int) -> None:

@@ -169,7 +169,7 @@ class Imagination:
         import torch
 
         with autocast(self._context.device, self._precision):
-            first = self._worlds.reset(starts.frames, starts.proprio[:, -1], starts.instructions)
+            first = self._worlds.reset(starts.frames, starts.proprio, starts.instructions)
         count = len(starts.instructions)
         trace = _Trace(
             [first.images], [first.proprio], [], [], [], [],

@@ -27,7 +27,8 @@ class SuccessRate:
     @staticmethod
     def of(successes: int, trials: int) -> SuccessRate:
         """From counts; ``trials`` must be positive."""
-        assert 0 <= successes <= trials and trials > 0
+        assert 0 <= successes <= trials
+        assert trials > 0
         z = 1.959963984540054
         p, n = successes / trials, float(trials)
         centre = (p + z * z / (2 * n)) / (1 + z * z / n)

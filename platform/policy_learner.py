@@ -69,7 +69,8 @@ class PolicyLearner:
         self._anchor = context.make_policy().eval()
         first = weights.fetch(POLICY, -1)
         anchor = weights.fetch(ANCHOR, -1)
-        assert first is not None and anchor is not None, "the runner publishes the first weights"
+        assert first is not None, "the runner publishes the first weights"
+        assert anchor is not None, "the runner publishes the anchor"
         load_arrays(self.policy, first.arrays)
         load_arrays(self._anchor, anchor.arrays)
         self.version = first.version

@@ -45,7 +45,7 @@ class ProgressLine:
     def __init__(self, config: TrainConfig, started: float) -> None:
         self._config = config
         self._started = started
-        self._last = (started, 0, 0, 0)
+        self._last = (started, 0, 0)
         self._first_turns: int | None = None
 
     def wall_s(self, now: float) -> float:
@@ -53,14 +53,14 @@ class ProgressLine:
         return now - self._started
 
     def text(self, row: dict[str, Any], board: dict[str, Any], now: float) -> str:
-        """The line; also adds the throughput to ``row``'s next reader through ``rates``."""
+        """The line for ``row`` and ``board`` as of ``now``."""
         turns, real = int(board.get("policy/turns", 0)), int(row["real_steps"])
         imagined = int(board.get("imagined_steps", 0))
         if self._first_turns is None:
             self._first_turns = turns
-        then, turns_then, real_then, imagined_then = self._last
+        then, real_then, imagined_then = self._last
         seconds = max(now - then, 1e-9)
-        self._last = (now, turns, real, imagined)
+        self._last = (now, real, imagined)
         parts = [
             f"turn {turns}/{self._config.run.stop.updates}",
             f"real steps {real} (+{(real - real_then) / seconds:.0f}/s)",

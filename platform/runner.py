@@ -201,7 +201,7 @@ class Runner:
     def _catch_interrupt(self) -> Iterator[None]:
         """The first Ctrl-C (or SIGTERM) asks for an orderly end, the second one gets through."""
 
-        def ask(signum: int, frame: FrameType | None) -> None:
+        def ask(_signum: int, _frame: FrameType | None) -> None:
             if self._interrupted:
                 raise KeyboardInterrupt
             self._interrupted = True

@@ -57,7 +57,7 @@ def test_only_the_slots_asked_for_are_stepped_and_answers_follow_their_order():
 
 
 def test_a_row_stops_where_its_episode_ends():
-    env = make(slots=2)
+    env = make(TabletopConfig(tasks=["reach"], reach_hold=1), slots=2)
     env.reset(np.arange(2), np.arange(2))
     env.worlds.gripper[0], env.worlds.blocks[0, 0] = (0.5, 0.5), (0.6, 0.5)
     env.worlds.gripper[1], env.worlds.blocks[1, 0] = (0.5, 0.5), (0.9, 0.9)

@@ -86,7 +86,7 @@ def test_moves_scale_with_the_arm_speed_and_stop_at_the_edge():
 
 
 def test_reach_succeeds_within_tolerance_of_the_target_only():
-    worlds = one_world("reach", (0.5, 0.5), (0.615, 0.5), others=[(0.4, 0.5)])
+    worlds = one_world("reach", (0.5, 0.5), (0.615, 0.5), others=[(0.4, 0.5)], reach_hold=1)
     assert not act(worlds, 0, 0, -1).terminated[0]
     outcome = act(worlds, 1, 0, -1)
     assert not outcome.terminated[0]
@@ -95,11 +95,19 @@ def test_reach_succeeds_within_tolerance_of_the_target_only():
     assert outcome.reward[0] == 1
 
 
+def test_reach_must_be_held_without_a_break():
+    worlds = one_world("reach", (0.5, 0.5), (0.57, 0.5), reach_hold=3)
+    # Within 0.08 after each of: here, here, out, back, here, here.
+    moves = [0, 0, -1, 1, 0, 0]
+    ended = [bool(act(worlds, move, 0, -1).terminated[0]) for move in moves]
+    assert ended == [False, False, False, False, False, True]
+
+
 def test_time_limit_truncates_and_success_at_the_limit_terminates():
     worlds = one_world("reach", (0.5, 0.5), (0.9, 0.9), max_episode_steps=3)
     outcomes = [act(worlds, 0, 0, -1) for _ in range(3)]
     assert [bool(o.truncated[0]) for o in outcomes] == [False, False, True]
-    worlds = one_world("reach", (0.5, 0.5), (0.6, 0.5), max_episode_steps=1)
+    worlds = one_world("reach", (0.5, 0.5), (0.6, 0.5), max_episode_steps=1, reach_hold=1)
     outcome = act(worlds, 1, 0, -1)
     assert outcome.terminated[0]
     assert not outcome.truncated[0]

@@ -118,7 +118,7 @@ class ImaginedWorlds:
             after = self._probability[index]
             failed[rows] = ~finite
             rewards[rows] = (
-                torch.where(torch.from_numpy(finite).to(before), after - before, 0.0).cpu().numpy()
+                torch.where(torch.from_numpy(finite).to(before.device), after - before, 0.0).cpu().numpy()
             )
             terminated[rows] = (after >= self._threshold).cpu().numpy() & finite
             self._running = stepped & ~terminated & ~failed

@@ -42,7 +42,7 @@ class Outcome:
 class TabletopWorlds:
     """N worlds, stepped by rows. Success ends an episode with reward 1, the step limit truncates it."""
 
-    ARRAYS = ("gripper", "opening", "blocks", "pad", "held", "task", "phrase", "colours", "steps", "key")
+    ARRAYS = ("gripper", "opening", "blocks", "pad", "held", "task", "phrase", "colours", "steps", "key", "reached_for")
 
     def __init__(self, config: TabletopConfig, count: int) -> None:
         self.config = config
@@ -57,6 +57,8 @@ class TabletopWorlds:
         self.colours = np.zeros((count, config.blocks), np.int64)
         self.steps = np.zeros(count, np.int64)
         self.key = np.zeros(count, np.uint64)
+        self.reached_for = np.zeros(count, np.int64)
+        self._hold = np.array([1 if rules.TASKS[name].pad else config.reach_hold for name in rules.TASK_NAMES])
         self._pushes = np.array([rules.TASKS[name].pushes for name in rules.TASK_NAMES])
 
     def reset(self, rows: Rows, keys: NDArray[np.uint64]) -> None:
@@ -67,6 +69,7 @@ class TabletopWorlds:
         self.opening[rows] = 1
         self.held[rows] = -1
         self.steps[rows] = 0
+        self.reached_for[rows] = 0
         self.key[rows] = keys
 
     def step(self, rows: Rows, actions: Floats) -> Outcome:
@@ -94,7 +97,9 @@ class TabletopWorlds:
             held,
         )
         self.steps[rows] += 1
-        success = rules.succeeded(self.config, task, gripper, blocks[:, 0], self.pad[rows], held == 0)
+        reached = rules.succeeded(self.config, task, gripper, blocks[:, 0], self.pad[rows], held == 0)
+        self.reached_for[rows] = np.where(reached, self.reached_for[rows] + 1, 0)
+        success = self.reached_for[rows] >= self._hold[task]
         late = self.steps[rows] >= self.config.max_episode_steps
         return Outcome(success.astype(np.float32), success, late & ~success)
 

@@ -1,0 +1,98 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.system import TrackConfig
+
+
+def test_wilson_interval_against_published_values() -> None:
+    from platform.metrics import SuccessRate
+
+    # Newcombe 1998, table I: 81 of 263 gives 0.2553 to 0.3662, 0 of 20 gives 0 to 0.1611.
+    rate = SuccessRate.of(81, 263)
+    assert (round(rate.low, 4), round(rate.high, 4)) == (0.2553, 0.3662)
+    none = SuccessRate.of(0, 20)
+    assert (none.low, round(none.high, 4)) == (0.0, 0.1611)
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_interval_holds_the_rate_and_stays_in_bounds(trials: int, data: st.DataObject) -> None:
+    from platform.metrics import SuccessRate
+
+    rate = SuccessRate.of(data.draw(st.integers(0, trials)), trials)
+    assert 0.0 <= rate.low <= rate.rate + 1e-12
+    assert rate.rate - 1e-12 <= rate.high <= 1.0
+
+
+def test_idle_and_busy_make_the_wall_time() -> None:
+    from platform.metrics import BusyClock, idle_ratio
+
+    clock = BusyClock()
+    with clock.busy():
+        time.sleep(0.02)
+    time.sleep(0.02)
+    busy, wall = clock.take()
+    assert 0 < busy < wall
+    assert idle_ratio(busy, wall) == pytest.approx((wall - busy) / wall)
+    assert clock.take()[0] == 0.0
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_idle_ratio_is_a_share(busy: float, wall: float) -> None:
+    from platform.metrics import idle_ratio
+
+    assert 0.0 <= idle_ratio(busy, wall) <= 1.0
+
+
+def test_averages_are_means_between_reads_and_skip_what_json_cannot_hold() -> None:
+    from platform.metrics import Averages
+
+    averages = Averages()
+    averages.add({"a": 1.0, "b": float("nan")})
+    averages.add({"a": 3.0}, prefix="")
+    averages.add({"a": 5.0}, prefix="x/")
+    assert averages.take() == {"a": 2.0, "x/a": 5.0}
+    assert averages.take() == {}
+
+
+def test_rows_are_on_disk_at_once_and_an_unfinished_last_line_is_ignored(tmp_path: Path) -> None:
+    from platform.metrics import make_trackers, read_rows
+
+    tracker = make_trackers(TrackConfig(), tmp_path, "id")[0]
+    tracker.write({"a": 1}, 0)
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"a": 1}]
+    tracker.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"a": 2')
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"a": 1}]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('\n{"a": 3}\n')
+    with pytest.raises(json.JSONDecodeError):
+        read_rows(tmp_path / "metrics.jsonl")
+
+
+def test_a_metric_row_has_idle_ratios_and_the_sum_of_real_steps() -> None:
+    from platform.progress import metric_row
+
+    stats = {"items": 3, "bytes": 10, "uses_per_sample": 0.5}
+    row = metric_row(
+        {
+            "policy_learner": {"busy_s": 3.0, "wall_s": 4.0, "policy/loss": 0.1},
+            "rollout_0": {"busy_s": 1.0, "wall_s": 4.0},
+            "rollout_1": {"busy_s": 3.0, "wall_s": 4.0},
+        },
+        {"real": stats, "img": stats},
+        {"real_steps/rollout_0": 5, "real_steps/rollout_1": 7, "obs_model/val_loss": None},
+        12.5,
+    )
+    assert row["trainer/idle_ratio"] == pytest.approx(0.25)
+    assert row["rollouter/idle_ratio"] == pytest.approx(0.5)
+    assert row["real_steps"] == 12
+    assert row["policy/loss"] == 0.1
+    assert row["buffer/img/items"] == 3
+    assert "obs_model/val_loss" not in row
+    assert "busy_s" not in row

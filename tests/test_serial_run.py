@@ -1,0 +1,142 @@
+"""The running system on the serial host: deterministic, resumable, right in every mode."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.run_helper import config, write_demos
+
+
+def run(folder: Path, mode: str, *overrides: str, resume: bool = False) -> dict[str, Any]:
+    """Run in this process on the serial host; the states of its last checkpoint."""
+    from platform.checkpoint import read_checkpoint
+    from platform.report import summary
+    from platform.runner import Runner
+
+    folder.mkdir(exist_ok=True)
+    settings = config(mode, "host=serial", *overrides)
+    resumed = read_checkpoint(folder / "checkpoints") if resume else None
+    result = Runner(settings, folder, resumed).run(lambda outcome: summary(settings, outcome))
+    return {**read_checkpoint(folder / "checkpoints")[1], "summary": result}
+
+
+def assert_equal(a: Any, b: Any, path: str = "") -> None:
+    """The same tree, bit for bit."""
+    import torch
+
+    assert type(a) is type(b), path
+    if isinstance(a, dict):
+        assert list(a) == list(b), path
+        for key in a:
+            assert_equal(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), path
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{path}/{index}")
+    elif isinstance(a, np.ndarray):
+        assert np.array_equal(a, b), path
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), path
+    else:
+        assert a == b, path
+
+
+ROLES = (
+    "store", "b_real", "b_img", "inference", "rollout_0", "imagination", "policy_learner", "obs_model_learner",
+    "reward_model_learner", "evaluator",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demos(tmp_path_factory.mktemp("data") / "demos")
+
+
+def test_one_seed_gives_one_run_and_a_resumed_run_is_the_same_run(demos: Path, tmp_path: Path) -> None:
+    both = ("real+imagined", f"data={demos}", "evaluation.every=3", "evaluation.quality_every=2")
+    whole = run(tmp_path / "a", *both, "run.stop.updates=6")
+    again = run(tmp_path / "b", *both, "run.stop.updates=6")
+    run(tmp_path / "c", *both, "run.stop.updates=3")
+    resumed = run(tmp_path / "c", *both, "run.stop.updates=6", resume=True)
+    other = run(tmp_path / "d", *both, "run.stop.updates=6", "run.seed=1")
+    for name in ROLES:
+        assert_equal(whole[name], again[name], f"again/{name}")
+        assert_equal(whole[name], resumed[name], f"resumed/{name}")
+    assert not np.array_equal(
+        whole["policy_learner"]["policy"]["actor.queries"], other["policy_learner"]["policy"]["actor.queries"]
+    )
+    assert whole["policy_learner"]["turns"] == resumed["policy_learner"]["turns"] == 6
+
+
+@pytest.mark.parametrize("mode", ["real", "imagined", "real+imagined"])
+def test_each_mode_trains_on_what_it_names(demos: Path, tmp_path: Path, mode: str) -> None:
+    states = run(tmp_path / "run", mode, f"data={demos}", "run.stop.updates=4", "algorithm.critic_warm_up=0")
+    real = states["b_real"]["lifecycle"]
+    assert states["policy_learner"]["turns"] == 4
+    assert ("imagination" in states) == (mode != "real")
+    assert ("obs_model_learner" in states) == (mode != "real")
+    assert states["summary"]["real_steps"]["online"] > 0
+    assert (states["summary"]["imagined_steps"] > 0) == (mode != "real")
+    assert real["ended"] or real["samples"]
+    assert states["summary"]["real_steps"]["demonstrations"] > 0
+
+
+def test_frozen_models_need_no_environment(demos: Path, tmp_path: Path) -> None:
+    states = run(tmp_path / "run", "imagined", f"data={demos}", "world_model.frozen=true", "run.stop.updates=3")
+    assert "rollout_0" not in states
+    assert "obs_model_learner" not in states
+    assert states["summary"]["real_steps"]["online"] == 0
+    assert states["summary"]["imagined_steps"] > 0
+
+
+def test_learning_rate_zero_without_lag_changes_nothing(tmp_path: Path) -> None:
+    from platform.metrics import read_rows
+
+    states = run(
+        tmp_path / "run", "real", "run.stop.updates=3", "algorithm.learning_rate=0.0", "sync=on_policy",
+        "algorithm.critic_warm_up=0", "buffers.real.reuse_limit=1", "algorithm.kl_anchor=0.0", "algorithm.entropy=0.0",
+        "run.log_every_s=0.001",
+    )  # fmt: skip
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "policy/ratio_mean" in row]
+    assert rows
+    for row in rows:
+        assert abs(row["policy/ratio_mean"] - 1) < 1e-5
+        assert abs(row["policy/gipo_weight_mean"] - 1) < 1e-5
+        assert row["policy/behav_approx_kl"] < 1e-8
+        assert row["staleness/lag_max"] == 0
+    first, last = states["store"]["weights"]["anchor"]["arrays"], states["policy_learner"]["policy"]
+    for name, array in first.items():
+        if name.startswith("actor."):
+            assert np.array_equal(array, last[name]), name
+
+
+def test_lag_never_exceeds_the_bound_and_is_never_negative(tmp_path: Path) -> None:
+    from platform.metrics import read_rows
+
+    run(tmp_path / "run", "real", "run.stop.updates=8", "staleness.bound=1", "run.log_every_s=0.001")
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "staleness/lag_max" in row]
+    assert rows
+    assert all(0 <= row["staleness/lag_mean"] <= row["staleness/lag_max"] for row in rows)
+
+
+def test_versions_start_at_zero_and_count_publishes(tmp_path: Path) -> None:
+    states = run(tmp_path / "run", "real", "run.stop.updates=4", "sync.updates_per_publish=2")
+    assert states["policy_learner"]["version"] == 2
+    assert states["store"]["weights"]["policy"]["version"] == 2
+
+
+def test_a_torn_newest_checkpoint_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from platform.checkpoint import complete, read_checkpoint
+
+    folder = tmp_path / "run"
+    run(folder, "real", "run.stop.updates=4", "run.checkpoint_every=2")
+    newest = complete(folder / "checkpoints")[-1]
+    weights = newest / "policy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    step, _ = read_checkpoint(folder / "checkpoints")
+    assert step == 2
+    assert "torn" in caplog.text
