@@ -133,7 +133,7 @@ def _imagine_rows(
     history = obs_model.pixels(past)
     proprio = torch.from_numpy(windows.proprio[rows, length - 1]).to(device)
     present = {name: frame[:, -1].clone() for name, frame in past.items()}
-    frames = {name: [frame.cpu().numpy()] for name, frame in present.items()}
+    frames = {name: [frame.cpu().numpy().copy()] for name, frame in present.items()}
     probabilities = [reward_model.probability(present, words).float().cpu().numpy()]
     for step in range(steps):
         on = mask[:, step].nonzero()[:, 0]
