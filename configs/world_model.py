@@ -29,7 +29,7 @@ class ObsModelConfig:
     """What is diffused: the change from the last frame, or the frame itself."""
     sigma_data: PositiveFloat = 0.25
     """Deviation of the target that the preconditioner assumes (0.5 suits whole frames)."""
-    noise_mean: float = 0.5
+    noise_mean: float = 1.0
     """Mean of ln sigma in training (DIAMOND: -0.4; one-step sampling starts at high noise, so that is what to learn)."""
     noise_std: PositiveFloat = 1.2
     """Deviation of ln sigma in training."""
@@ -53,9 +53,9 @@ class ObsModelConfig:
     """Updates of one-step training before the chains begin."""
     batch: PositiveInt = 48
     """Windows per update."""
-    learning_rate: NaturalFloat = 4e-4
+    learning_rate: NaturalFloat = 1.5e-3
     """AdamW in pretraining."""
-    online_learning_rate: NaturalFloat = 1e-4
+    online_learning_rate: NaturalFloat = 2e-4
     """AdamW beside the policy."""
     max_grad_norm: PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
@@ -91,12 +91,21 @@ class RewardModelConfig:
     """Width of the instruction embedding and the head."""
     focal_gamma: NaturalFloat = 0.0
     """Focal-loss exponent (arXiv:1708.02002); 0 is plain binary cross-entropy."""
+    imagined_fraction: Fraction = 0.5
+    """Share of a training batch that M_obs imagined from real starts under the recorded actions, labelled by what really
+    happened: a judge of clean frames alone misses most imagined successes."""
+    imagined_steps: PositiveInt = 5
+    """Decisions that those frames are imagined ahead."""
+    imagined_windows: PositiveInt = 16
+    """Windows imagined anew per update."""
+    imagined_pool: PositiveInt = 8192
+    """Imagined frames kept to draw from, newest first in, oldest first out."""
     balance: bool = True
     """Draw successes and failures in equal shares."""
     shift: NaturalInt = 2
     """Largest random shift of a training frame along either axis, in pixels: few success frames must tell places, not
     scenes."""
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Success probability above which an imagined episode terminates; balanced draws make probabilities run high."""
     batch: PositiveInt = 128
     """Frames per update."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -76,14 +77,15 @@ def test_actions_are_bin_centres() -> None:
     torch.testing.assert_close(actions, torch.tensor([[[-0.75, -0.25, 0.25, 0.75]]]))
 
 
-def test_an_untrained_model_predicts_no_change() -> None:
-    """The last convolution is zero: c_skip times the start noise remains, which is below a grey level here."""
-    model = make_model(sampling_sigma_max=100.0)
+def test_an_untrained_model_nearly_copies() -> None:
+    """The last convolution is zero: a gate of sigmoid(-3) = 0.047 pulls the frame that much towards grey."""
+    model = make_model(sampling_sigma_max=1e4, sigma_max=2e4)
     frames, proprio, actions, _, words = tensors()
     past = {"top": frames["top"][:, :1]}
     predicted, after = model.predict(past, proprio[:, 0], actions[:, 0], words, generator=generator())
     assert predicted["top"].dtype == torch.uint8
-    assert torch.equal(predicted["top"], past["top"][:, 0])
+    expected = 127.5 + (past["top"][:, 0].float() - 127.5) * (1 - 1 / (1 + math.exp(3.0)))
+    torch.testing.assert_close(predicted["top"].float(), expected, atol=0.51, rtol=0)
     torch.testing.assert_close(after, proprio[:, 0])
 
 
@@ -111,19 +113,21 @@ def test_prediction_depends_on_generator_and_inputs_only(steps: int) -> None:
 
 @pytest.mark.parametrize("target", ["residual", "frame"])
 def test_one_step_loss_by_hand(target: str) -> None:
-    """With F = 0 the frame's loss is the mean square of (target - c_skip noisy) / c_out."""
+    """Untrained, F is 0 or the shut gate's; the loss is the mean square of F - (target - c_skip noisy) / c_out."""
     model = make_model(target=target, conditioning_noise=0.0)
     frames, proprio, actions, mask, words = tensors(rows=3, steps=1)
     _, stats = model.loss(frames, proprio, actions, mask, words, generator=generator(5), rollout_model=None)
     replay = generator(5)
     torch.randint(1, (1,), generator=replay)
-    sigma = (0.5 + 1.2 * torch.randn(3, generator=replay)).exp().clamp(2e-3, 20.0)
+    sigma = (1.0 + 1.2 * torch.randn(3, generator=replay)).exp().clamp(2e-3, 20.0)
     noise = torch.randn(3, 8, 8, 12, generator=replay).movedim(-1, 1)
     pixels = model.pixels(frames)
     wanted = pixels[:, 1] - pixels[:, 0] if target == "residual" else pixels[:, 1]
     noisy = wanted + sigma.view(-1, 1, 1, 1) * noise
     c = precondition(sigma, model.config.sigma_data)
     error = (wanted - c.c_skip.view(-1, 1, 1, 1) * noisy) / c.c_out.view(-1, 1, 1, 1)
+    if target == "residual":
+        error = error + pixels[:, 0] / model.config.sigma_data / (1 + math.exp(3.0))
     assert stats["image_loss"] == pytest.approx(float((error**2).mean()), rel=1e-5)
 
 
@@ -143,7 +147,7 @@ def test_multi_step_loss_is_the_loss_on_own_predictions() -> None:
     start = {"top": frames["top"][:, :1]}
     own, own_proprio = roller.predict(start, proprio[:, 0], actions[:, 0], words, generator=replay)
     window = {"top": torch.stack([own["top"], frames["top"][:, 2]], dim=1)}
-    sigma = (0.5 + 1.2 * torch.randn(4, generator=replay)).exp().clamp(2e-3, 20.0)
+    sigma = (1.0 + 1.2 * torch.randn(4, generator=replay)).exp().clamp(2e-3, 20.0)
     noise = torch.randn(4, 8, 8, 12, generator=replay).movedim(-1, 1)
     pixels = model.pixels(window)
     wanted = pixels[:, 1] - pixels[:, 0]
@@ -229,7 +233,7 @@ def make_trainer(**changes: Any) -> ObsModelTrainer:
 
 def test_training_learns_a_fixed_change() -> None:
     """Every decision brightens the frame: the averaged model's validation loss falls well below its start."""
-    trainer = make_trainer(rollout_steps=1, rollout_start=20, noise_mean=0.5)
+    trainer = make_trainer(rollout_steps=1, rollout_start=20)
     windows = make_windows(8, 1, 2)
     windows.frames["top"][:] = np.arange(3, dtype=np.uint8)[None, :, None, None, None] * 40 + 50
     before = trainer.validation_loss(windows)

@@ -14,6 +14,8 @@ from world_models.base import ModelSpec, coordinate_maps
 
 NOISE_FEATURES = 16
 """Fourier features of c_noise; it moves between -1.6 and 0.8, so a few smooth waves tell all levels apart."""
+SHUT_GATE = -3.0
+"""Bias of the gate: an untrained model nearly copies."""
 NORM_GROUPS = 1
 """One group: torch's CPU kernel for channels-last bfloat16 is 8 to 17 times faster than with several."""
 
@@ -109,7 +111,12 @@ def make_unet(config: ObsModelConfig, *, in_channels: int, out_channels: int) ->
 
 
 class Denoiser(nn.Module):
-    """F: the noisy target with its conditions to the network output, all in folded pixel space."""
+    """F: the noisy target with its conditions to the network output, all in folded pixel space.
+
+    For the residual target the U-Net says where to paint and what: ``F = gate * (content - last / sigma_data)``, so that
+    the change ``sigma_data * F`` at high noise replaces the last frame by the content where the gate is open and copies
+    it exactly where it is shut. Without the gate, what is erased leaves ghosts and still ground gathers noise.
+    """
 
     def __init__(self, spec: ModelSpec, config: ObsModelConfig) -> None:
         super().__init__()
@@ -119,7 +126,10 @@ class Denoiser(nn.Module):
         self.size = size
         self.conditioner = Conditioner(spec, 4 * config.channels[0], size)
         inputs = self.channels * (1 + config.history) + self.conditioner.num_maps
-        self.unet = make_unet(config, in_channels=inputs, out_channels=self.channels)
+        self.gated = config.target == "residual"
+        self.sigma_data = config.sigma_data
+        outputs = self.channels * (2 if self.gated else 1)
+        self.unet = make_unet(config, in_channels=inputs, out_channels=outputs)
         self.use_bfloat16 = config.precision == "bfloat16"
 
     def forward(
@@ -136,4 +146,9 @@ class Denoiser(nn.Module):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.use_bfloat16):
             output = self.unet(inputs, 0, class_labels=embedding, return_dict=False)[0]
-        return output.float()  # type: ignore[no-any-return]
+        output = output.float()
+        if not self.gated:
+            return output  # type: ignore[no-any-return]
+        content, gate = output.chunk(2, dim=1)
+        last = past[:, -self.channels :] / self.sigma_data
+        return torch.sigmoid(gate + SHUT_GATE) * (content - last)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ A window of L + S frames has its present at index L - 1; frame L + s is what dec
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +29,8 @@ from world_models.edm import (
 PROPRIO_WIDTH = 64
 PROPRIO_SCALE = 50.0
 """Proprio of unit range moves by hundredths in a decision; its loss is taken in these units to weigh like the frame's."""
-VALIDATION_SIGMAS = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Fixed grid: the loss at random sigmas moves more by chance than by learning."""
+VALIDATION_QUANTILES = (-1.2, -0.4, 0.4, 1.2)
+"""Fixed grid over the training noise, in deviations of ln sigma: random sigmas move the loss more than learning does."""
 
 
 class ObservationModel(nn.Module):
@@ -267,7 +268,8 @@ class ObservationModel(nn.Module):
                 break
             target = window[:, length + step] - self._target_base(history)
             total = torch.zeros((), device=window.device)
-            for level in VALIDATION_SIGMAS:
+            for quantile in VALIDATION_QUANTILES:
+                level = math.exp(self.config.noise_mean + quantile * self.config.noise_std)
                 image, position = self._transition_loss(
                     history,
                     present,
@@ -279,7 +281,7 @@ class ObservationModel(nn.Module):
                     generator=generator,
                 )
                 total = total + ((image + position) * weight).sum() / weight.sum()
-            losses.append(float(total) / len(VALIDATION_SIGMAS))
+            losses.append(float(total) / len(VALIDATION_QUANTILES))
             history, present = self.open_loop(
                 history, present, actions[:, step : step + 1], instruction, generator=generator
             )
