@@ -136,6 +136,8 @@ class PretrainConfig:
     """Folder for the models; a model in it is never overwritten."""
     success_only: bool = True
     """Clone only successful episodes (the models learn from all)."""
+    clone_noise: NaturalFloat = 0.2
+    """Clone only demonstrations whose action noise was at most this, where the dataset says how noisy each was."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of episodes kept for the quality report."""
     parallel: bool = True

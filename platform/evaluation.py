@@ -143,9 +143,8 @@ class Evaluator:
         self._jobs: deque[str] = deque()
         self._next_policy = config.every
         self._next_quality = 0
-        self._policy_version = 0
         self._averages = Averages()
-        self._run = {"greedy": self._success, "sampled": self._success, "quality": self._quality}
+        self._run = {"success": self._success, "quality": self._quality}
 
     def step(self) -> bool:
         """Run the next job, if one is due."""
@@ -155,7 +154,7 @@ class Evaluator:
             return False
         job = self._jobs.popleft()
         began = time.monotonic()
-        self._run[job](job, board)
+        self._run[job](board)
         self._averages.add({f"time/evaluate/{job}_s": time.monotonic() - began})
         return True
 
@@ -165,29 +164,24 @@ class Evaluator:
             self._jobs.append("quality")
             self._next_quality = version + config.quality_every
         if config.every and version >= self._next_policy:
-            self._jobs.extend(["greedy", "sampled"])
+            self._jobs.append("success")
             self._next_policy = version + config.every
 
-    def _success(self, job: str, board: dict[str, Any]) -> None:
-        if job == "greedy":
-            published = self._weights.fetch(POLICY, -1)
-            assert published is not None
-            load_arrays(self._policy, published.arrays)
-            self._policy_version = published.version
-        result = evaluate_policy(
-            self._context, self._env, self._policy, trials=self._config.online_trials,
-            first_seed=self._config.seed, greedy=job == "greedy",
-        )  # fmt: skip
+    def _success(self, board: dict[str, Any]) -> None:
+        published = self._weights.fetch(POLICY, -1)
+        assert published is not None
+        load_arrays(self._policy, published.arrays)
         steps = sum(value for key, value in board.items() if key.startswith("real_steps/"))
-        self._board.put(
-            {
-                f"evaluation/{job}": result.rate.to_json(),
-                f"evaluation/{job}_version": self._policy_version,
-                f"evaluation/{job}_real_steps": steps,
-            }
-        )
+        facts: dict[str, Any] = {"evaluation/version": published.version, "evaluation/real_steps": steps}
+        for name in ("greedy", "sampled"):
+            result = evaluate_policy(
+                self._context, self._env, self._policy, trials=self._config.online_trials,
+                first_seed=self._config.seed, greedy=name == "greedy",
+            )  # fmt: skip
+            facts[f"evaluation/{name}"] = result.rate.to_json()
+        self._board.put(facts)
 
-    def _quality(self, job: str, board: dict[str, Any]) -> None:
+    def _quality(self, board: dict[str, Any]) -> None:
         for name, model in self._models.items():
             published = self._weights.fetch(name, -1)
             assert published is not None
@@ -204,15 +198,12 @@ class Evaluator:
             "jobs": list(self._jobs),
             "next_policy": self._next_policy,
             "next_quality": self._next_quality,
-            "policy_version": self._policy_version,
         }
 
     def load(self, state: State) -> None:
-        """Continue from ``state``. A greedy evaluation that was due with its sampled twin pending is repeated."""
-        jobs = list(state["jobs"])
-        self._jobs = deque(["greedy", *jobs] if jobs[:1] == ["sampled"] else jobs)
+        """Continue from ``state``."""
+        self._jobs = deque(state["jobs"])
         self._next_policy, self._next_quality = state["next_policy"], state["next_quality"]
-        self._policy_version = state["policy_version"]
 
     def metrics(self) -> dict[str, float]:
         """Times of the jobs."""

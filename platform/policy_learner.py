@@ -214,7 +214,7 @@ class PolicyLearner:
             }
         )
         self._board.put(
-            {"policy/turns": self.turns, "policy/updates": self.updates, "staleness/lag_max": lag.maximum}
+            {"policy/turns": self.turns, "policy/updates": self.updates}
         )
 
     def _publish(self) -> None:

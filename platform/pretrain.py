@@ -23,6 +23,7 @@ from typing import Any
 
 from buffers.dataset import Dataset, read_dataset
 from buffers.memory import MemoryBuffer
+from buffers.records import Record
 from buffers.shelf import bytes_per_row
 from configs.errors import CheckpointError, DataError, ReverieError
 from configs.loader import load_config
@@ -170,7 +171,7 @@ def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> 
 
     from .pretraining import CloningJob
 
-    records = [record for record in dataset.records if record.success or not config.success_only]
+    records = [record for record in dataset.records if _worth_cloning(record, dataset, config)]
     held = [record for record in records if is_held_out(record.episode_id, config.held_out)]
     train = [record for record in records if not is_held_out(record.episode_id, config.held_out)]
     if not held or not train:
@@ -178,7 +179,13 @@ def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> 
             f"{len(records)} episodes to clone are too few to hold some out", where=config.data,
             remedy="record more episodes",
         )  # fmt: skip
-    return CloningJob(context, train, held, config.policy_budget)
+    return CloningJob(context, train, held, config.policy_budget, config.run.precision)
+
+
+def _worth_cloning(record: Record, dataset: Dataset, config: PretrainConfig) -> bool:
+    level = record.extra.get("noise_level")
+    calm = level is None or dataset.info["noise"][int(level)]["action_noise"] <= config.clone_noise
+    return calm and (record.success or not config.success_only)
 
 
 def _model_job(name: str, config: PretrainConfig, context: Context, dataset: Dataset) -> Any:

@@ -161,9 +161,10 @@ class CloningJob:
     name = "policy"
 
     def __init__(
-        self, context: Context, train: list[Record], held_out: list[Record], budget: PretrainBudget
-    ) -> None:
-        self._context = context
+        self, context: Context, train: list[Record], held_out: list[Record], budget: PretrainBudget,
+        precision: Precision,
+    ) -> None:  # fmt: skip
+        self._context, self._precision = context, precision
         self._policy: Policy = context.make_policy()
         self._train, self._held_out = _Decisions(train), _Decisions(held_out)
         self._batch = budget.batch or 128
@@ -202,7 +203,9 @@ class CloningJob:
         observation = self._context.tensors(data.observation(rows))
         tokens = torch.from_numpy(data.tokens[rows].astype(np.int64)).to(self._context.torch_device)
         valid = torch.from_numpy(data.valid[rows]).to(self._context.torch_device)
-        result = cloning_loss(self._policy(observation).logits, tokens, valid)
+        with autocast(self._context.device, self._precision):
+            logits = self._policy(observation).logits
+        result = cloning_loss(logits, tokens, valid)
         return result.loss, {name: float(value) for name, value in result.statistics.items()}
 
     def held_out_loss(self) -> float:

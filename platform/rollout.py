@@ -150,7 +150,9 @@ class Rollout:
     def state(self) -> State:
         """Episodes under way and the environment, when it can say; else they are started again (attempt + 1)."""
         env_state = self._env.state()
-        shared: State = {"real_steps": self.real_steps, "ticket": self._ticket}
+        # A ticket that is a reference into a running cluster dies with it: the request is then made again.
+        ticket = self._ticket if isinstance(self._ticket, int) else None
+        shared: State = {"real_steps": self.real_steps, "ticket": ticket}
         if env_state is None or self._observation is None:
             return {**shared, "env": None, "running": [b.sample_id for b in self._episodes.values()]}
         return {

@@ -189,6 +189,17 @@ def test_validation_loss_is_repeatable_and_by_step() -> None:
     assert model.validation_loss(frames, proprio, actions, mask, words) == first[:2]
 
 
+def test_proprio_is_exact_inside_autocast() -> None:
+    """bfloat16 holds three digits: too few for where an arm is."""
+    model = make_model(scramble=True)
+    frames, proprio, actions, _, words = tensors()
+    past = {"top": frames["top"][:, :1]}
+    _, plain = model.predict(past, proprio[:, 0], actions[:, 0], words, generator=generator())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, inside = model.predict(past, proprio[:, 0], actions[:, 0], words, generator=generator())
+    assert torch.equal(plain, inside)
+
+
 def test_history_and_cameras_are_seen() -> None:
     """Two frames, two cameras: an older frame changes the prediction."""
     spec = ModelSpec({"a": (16, 16), "b": (16, 16)}, 2, 3, 2, 2, 4, 5, 3)

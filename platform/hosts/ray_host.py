@@ -96,7 +96,7 @@ class RayHost:
                 ) from error  # fmt: skip
         else:
             ray.init(
-                num_cpus=max(16, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
+                num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False,
                 logging_level=logging.ERROR, object_store_memory=self._config.object_store_bytes,
             )  # fmt: skip
         log.info("Ray is up after %.1f s", time.monotonic() - began)
