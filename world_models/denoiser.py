@@ -76,9 +76,10 @@ class ProprioHead(nn.Module):
         )
 
     def forward(self, proprio: Float[Tensor, "B P"], actions: Float[Tensor, "B R D"]) -> Float[Tensor, "B P"]:
-        """Proprio after R actions, same units as ``proprio``."""
-        for action in actions.unbind(1):
-            proprio = proprio + self.step(torch.cat([proprio, action], dim=1))
+        """Proprio after R actions, same units as ``proprio``; in float32 even inside a caller's autocast."""
+        with torch.autocast(proprio.device.type, enabled=False):
+            for action in actions.unbind(1):
+                proprio = proprio + self.step(torch.cat([proprio, action], dim=1))
         return proprio
 
 
