@@ -1,5 +1,6 @@
 """EDM's arithmetic against hand-computed values and against diffusers."""
 
+import itertools
 import math
 
 import pytest
@@ -74,7 +75,7 @@ def test_sampling_equals_diffusers(steps: int) -> None:
         theirs = scheduler.step(network(scaled, float(timestep)), timestep, theirs).prev_sample
     ours = x
     sigmas = karras_sigmas(steps, sigma_min=0.002, sigma_max=5.0)
-    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+    for sigma, sigma_next in itertools.pairwise(sigmas):
         c = precondition(torch.tensor([sigma]), 0.5)
         denoised = c.c_skip * ours + c.c_out * network(c.c_in * ours, c.c_noise.item())
         ours = euler_step(ours, denoised, sigma, sigma_next)

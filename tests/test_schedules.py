@@ -57,7 +57,8 @@ def test_validated_state_goes_on_where_it_was() -> None:
     assert other.horizon(inputs(loss=0.75)) == 5
     other.load(schedule.state())
     assert other.horizon(inputs(loss=0.75)) == 10
-    assert ValidatedHorizon(config, first_loss=1.0).horizon(inputs(loss=0.5)) == 15
+    known = ScheduleInputs(updates=0, obs_val_loss=0.5, first_obs_val_loss=1.0)
+    assert ValidatedHorizon(config).horizon(known) == 15
 
 
 def row(horizon: int, agreement: float, false_success: float) -> HorizonQuality:
