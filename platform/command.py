@@ -118,12 +118,13 @@ def prepare_environment() -> None:
 
 
 def set_up_logging() -> None:
-    """Plain lines on stderr: progress of our own loggers, warnings of everyone's."""
+    """Plain lines on stderr: progress of our own loggers, warnings of everyone's. A run's log file gets details too."""
     handler = logging.StreamHandler()
+    handler.setLevel(logging.INFO)
     handler.setFormatter(LineFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def _dispatch(run: Run, dry_run: Run | None, arguments: list[str]) -> int:

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from .acceleration import Precision, autocast
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .metrics import Averages
+from .model_batches import ObsModelBatches, RewardModelBatches
 from .role import State
 from .services import Modelling
 from .weights import Board, Weights, load_arrays, module_arrays
@@ -41,6 +44,22 @@ class Trainer(Protocol):
         ...
 
 
+class Batches(Protocol):
+    """Where a learner's batches come from."""
+
+    def draw(self) -> Any:
+        """The next batch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything to continue from."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        ...
+
+
 class ModelLearner:
     """Takes a turn of ``burst`` updates every ``every`` policy turns, then publishes the averaged weights.
 
@@ -52,7 +71,7 @@ class ModelLearner:
         self,
         name: str,
         trainer: Trainer,
-        draw: Callable[[], Any],
+        batches: Batches,
         validate: Callable[[], dict[str, Any]],
         weights: Weights,
         board: Board,
@@ -66,7 +85,7 @@ class ModelLearner:
         self.name = f"{name}_learner"
         self._model_name = name
         self._trainer = trainer
-        self._draw, self._validate = draw, validate
+        self._batches, self._validate = batches, validate
         self._weights, self._board = weights, board
         self._context, self._precision = context, precision
         self._every, self._burst, self._validate_every = every, burst, validate_every
@@ -85,7 +104,7 @@ class ModelLearner:
             self._served, self._left = due, self._burst
         began = time.monotonic()
         with autocast(self._context.device, self._precision):
-            stats = self._trainer.update(self._draw())
+            stats = self._trainer.update(self._batches.draw())
         self._averages.add(stats, prefix=f"{self._model_name}/")
         self._averages.add({f"time/{self._model_name}_learner/update_s": time.monotonic() - began})
         self.updates += 1
@@ -108,6 +127,7 @@ class ModelLearner:
         """The trainer, versions, what is due."""
         return {
             "trainer": self._trainer.state(),
+            "batches": self._batches.state(),
             "version": self.version,
             "updates": self.updates,
             "served": self._served,
@@ -117,6 +137,7 @@ class ModelLearner:
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         self._trainer.load(state["trainer"])
+        self._batches.load(state["batches"])
         self.version, self.updates = state["version"], state["updates"]
         self._served, self._left = state["served"], state["left"]
 
@@ -148,26 +169,23 @@ def obs_model_learner(
         learning_rate=config.online_learning_rate, total_updates=None,
     )  # fmt: skip
 
-    def draw() -> Any:
-        return real.windows(config.batch, config.history, trainer.window_steps)
-
     def validate() -> dict[str, Any]:
         steps = config.rollout_steps + 1
         losses = trainer.validation_loss(
             real.windows(VALIDATION_WINDOWS, config.history, steps, split="held_out")
         )
-        return {"obs_model/val_loss": losses[0], "obs_model/val_loss_by_step": losses}
+        return {"obs_model/val_loss": float(np.mean(losses)), "obs_model/val_loss_by_step": losses}
 
     return ModelLearner(
-        OBS_MODEL, trainer, draw, validate, weights, board, context=context, precision=precision,
-        every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,
+        OBS_MODEL, trainer, ObsModelBatches(real, trainer, config.batch, config.history), validate, weights, board,
+        context=context, precision=precision, every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,
     )  # fmt: skip
 
 
 def reward_model_learner(
     context: Context, real: Modelling, weights: Weights, board: Board, *, precision: Precision
 ) -> ModelLearner:
-    """The learner of M_reward: frames labelled by the real outcome."""
+    """The learner of M_reward: frames labelled by the real outcome, real and imagined ones."""
     from world_models.training import RewardModelTrainer
 
     config = context.world_model_config.reward_model
@@ -177,12 +195,9 @@ def reward_model_learner(
         model, config, encode=context.vocabulary.encode, seed=context.seed + 302,
         learning_rate=config.online_learning_rate, total_updates=None,
     )  # fmt: skip
-
-    def draw() -> Any:
-        return real.outcomes(config.batch, split="train", balance=config.balance)
-
+    batches = RewardModelBatches(context, real, context.make_obs_model().eval(), weights)
     return ModelLearner(
-        REWARD_MODEL, trainer, draw, dict, weights, board, context=context, precision=precision,
+        REWARD_MODEL, trainer, batches, dict, weights, board, context=context, precision=precision,
         every=config.every, burst=config.burst, validate_every=0,
     )  # fmt: skip
 

@@ -61,6 +61,7 @@ def write_model(folder: Path, description: dict[str, Any], arrays: Arrays, card:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(description, indent=1))
     (folder / "card.json").write_text(json.dumps(card, indent=1))
+    assert all(array.flags.c_contiguous for array in arrays.values()), "safetensors would shuffle it"
     save_file(arrays, folder / "model.safetensors")
 
 

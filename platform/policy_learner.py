@@ -213,9 +213,7 @@ class PolicyLearner:
                 else 0.0,
             }
         )
-        self._board.put(
-            {"policy/turns": self.turns, "policy/updates": self.updates}
-        )
+        self._board.put({"policy/turns": self.turns, "policy/updates": self.updates})
 
     def _publish(self) -> None:
         if self.turns % self._pacing.turns_per_publish == 0:

@@ -39,7 +39,9 @@ from .weights import Arrays, load_arrays
 log = logging.getLogger(__name__)
 
 MODELS = (OBS_MODEL, POLICY, REWARD_MODEL)
-"""The longest first: it shares the machine with the two others."""
+"""The longest first."""
+BUILDS_ON = {REWARD_MODEL: OBS_MODEL}
+"""M_reward also learns to judge what M_obs imagines."""
 
 
 def run(argv: list[str]) -> int:
@@ -102,16 +104,19 @@ def dataset_buffer(context: Context, dataset: Dataset, held_out: float) -> Memor
 
 
 def _run_children(argv: list[str], config: PretrainConfig) -> None:
-    """One process per model; as many at once as there are cores. The first failure ends the others."""
+    """One process per model, as many at once as there are cores; each starts when what it builds on is there. The first
+    failure ends the others.
+    """
     at_once = (os.cpu_count() or 1) if config.parallel else 1
     rest = [text for text in argv if text != "all" and not text.startswith("what=")]
-    waiting, running = list(MODELS), dict[str, subprocess.Popen[bytes]]()
+    waiting, running, done = list(MODELS), dict[str, subprocess.Popen[bytes]](), set[str]()
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
-                name = waiting.pop(0)
-                command = [sys.executable, "-m", "platform.pretrain", name, *rest]
-                running[name] = subprocess.Popen(command, env=_child_environment())
+            for name in [name for name in waiting if name not in BUILDS_ON or BUILDS_ON[name] in done]:
+                if len(running) < at_once:
+                    waiting.remove(name)
+                    command = [sys.executable, "-m", "platform.pretrain", name, *rest]
+                    running[name] = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"})
             time.sleep(0.2)
             for name, child in list(running.items()):
                 code = child.poll()
@@ -120,6 +125,7 @@ def _run_children(argv: list[str], config: PretrainConfig) -> None:
                 del running[name]
                 if code:
                     raise _ChildFailed(f"pretraining {name} ended with status {code}", where=name)
+                done.add(name)
     finally:
         for child in running.values():
             child.terminate()
@@ -132,20 +138,15 @@ class _ChildFailed(ReverieError):
     exit_code = 2
 
 
-def _child_environment() -> dict[str, str]:
-    """The safe path keeps whatever lies in the working directory from shadowing a package."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
-
-
 def _pretrain_one(config: PretrainConfig, context: Context, dataset: Dataset, out: Path) -> None:
     from .pretraining import fit
 
     name = config.what
     build: dict[str, tuple[Callable[[], Any], PretrainBudget]] = {
         POLICY: (lambda: _cloning_job(config, context, dataset), config.policy_budget),
-        OBS_MODEL: (lambda: _model_job(OBS_MODEL, config, context, dataset), config.obs_model_budget),
+        OBS_MODEL: (lambda: _obs_model_job(config, context, dataset), config.obs_model_budget),
         REWARD_MODEL: (
-            lambda: _model_job(REWARD_MODEL, config, context, dataset),
+            lambda: _reward_model_job(config, context, dataset),
             config.reward_model_budget,
         ),
     }
@@ -188,13 +189,24 @@ def _worth_cloning(record: Record, dataset: Dataset, config: PretrainConfig) -> 
     return calm and (record.success or not config.success_only)
 
 
-def _model_job(name: str, config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
-    from .pretraining import obs_model_job, reward_model_job
+def _obs_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
+    from .pretraining import obs_model_job
 
-    build = {OBS_MODEL: obs_model_job, REWARD_MODEL: reward_model_job}[name]
-    budget = {OBS_MODEL: config.obs_model_budget, REWARD_MODEL: config.reward_model_budget}[name]
     data = dataset_buffer(context, dataset, config.held_out)
-    return build(context, data, budget, config.run.precision)
+    return obs_model_job(context, data, config.obs_model_budget, config.run.precision)
+
+
+def _reward_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
+    from .pretraining import reward_model_job
+
+    folder, obs_model = Path(config.out) / OBS_MODEL, None
+    if folder.is_dir():
+        obs_model = context.make_obs_model().eval()
+        load_arrays(obs_model, read_model(folder, OBS_MODEL, context))
+    else:
+        log.warning("reward_model: no obs_model in %s, so it sees real frames alone", config.out)
+    data = dataset_buffer(context, dataset, config.held_out)
+    return reward_model_job(context, data, config.reward_model_budget, config.run.precision, obs_model)
 
 
 def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from configs.schema import PretrainBudget
 from .acceleration import OptimizerStep, Precision, autocast
 from .context import Context
 from .envs.base import Observation
+from .model_batches import ObsModelBatches, RewardModelBatches
 from .storage import load_tree, new_folder, save_tree
 from .weights import Arrays, module_arrays
 
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     import torch
 
     from policies.base import Policy
+    from world_models.obs_model import ObservationModel
 
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 5.0
 HELD_OUT_ROWS = 512
+HELD_OUT_WINDOWS = 128
 
 
 class Job(Protocol):
@@ -268,16 +271,16 @@ class ModelJob:
     """M_obs or M_reward: the trainer of ``world_models.training`` on a buffer that holds the dataset."""
 
     def __init__(
-        self, name: str, trainer: Any, draw: Any, validate: Any, context: Context, precision: Precision
+        self, name: str, trainer: Any, batches: Any, validate: Any, context: Context, precision: Precision
     ) -> None:
         self.name = name
-        self._trainer, self._draw, self._validate = trainer, draw, validate
+        self._trainer, self._batches, self._validate = trainer, batches, validate
         self._context, self._precision = context, precision
 
     def update(self) -> dict[str, float]:
         """One optimizer step."""
         with autocast(self._context.device, self._precision):
-            stats: dict[str, float] = self._trainer.update(self._draw())
+            stats: dict[str, float] = self._trainer.update(self._batches.draw())
         return stats
 
     def held_out_loss(self) -> float:
@@ -290,13 +293,13 @@ class ModelJob:
         return module_arrays(self._trainer.averaged)
 
     def state(self) -> dict[str, Any]:
-        """The trainer's."""
-        state: dict[str, Any] = self._trainer.state()
-        return state
+        """The trainer's, and that of its batches."""
+        return {"trainer": self._trainer.state(), "batches": self._batches.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Into the trainer."""
-        self._trainer.load(state)
+        """Continue from ``state``."""
+        self._trainer.load(state["trainer"])
+        self._batches.load(state["batches"])
 
 
 def obs_model_job(
@@ -306,42 +309,57 @@ def obs_model_job(
     from world_models.training import ObsModelTrainer
 
     config = context.world_model_config.obs_model
-    batch = budget.batch or config.batch
     trainer = ObsModelTrainer(
         context.make_obs_model(), config, encode=context.vocabulary.encode, seed=context.seed + 31,
         learning_rate=budget.learning_rate, total_updates=budget.updates,
     )  # fmt: skip
-    fixed = np.random.default_rng(0)
-    held_out = data.windows(128, config.history, config.rollout_steps + 1, split="held_out", generator=fixed)
-
-    def draw() -> Any:
-        return data.windows(batch, config.history, trainer.window_steps)
+    held_out = data.windows(
+        HELD_OUT_WINDOWS,
+        config.history,
+        config.rollout_steps + 1,
+        split="held_out",
+        generator=np.random.default_rng(0),
+    )
+    batches = ObsModelBatches(data, trainer, budget.batch or config.batch, config.history)
 
     def validate() -> float:
         return float(np.mean(trainer.validation_loss(held_out)))
 
-    return ModelJob("obs_model", trainer, draw, validate, context, precision)
+    return ModelJob("obs_model", trainer, batches, validate, context, precision)
 
 
 def reward_model_job(
-    context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision
+    context: Context,
+    data: MemoryBuffer,
+    budget: PretrainBudget,
+    precision: Precision,
+    obs_model: ObservationModel | None,
 ) -> ModelJob:
-    """Frames labelled by the real outcome; the held-out loss is cross-entropy on balanced held-out frames."""
+    """Frames labelled by the real outcome, half of them imagined by ``obs_model``; held-out loss on frames of held-out
+    episodes, drawn in the same way.
+    """
+    from world_models.outcomes import OutcomeFrames, imagine_outcomes
     from world_models.training import RewardModelTrainer
 
-    config = context.world_model_config.reward_model
-    batch = budget.batch or config.batch
+    config, encode = context.world_model_config.reward_model, context.vocabulary.encode
     trainer = RewardModelTrainer(
-        context.make_reward_model(), config, encode=context.vocabulary.encode, seed=context.seed + 32,
+        context.make_reward_model(), config, encode=encode, seed=context.seed + 32,
         learning_rate=budget.learning_rate, total_updates=budget.updates,
     )  # fmt: skip
-    held_out = data.outcomes(
-        HELD_OUT_ROWS, split="held_out", balance=True, generator=np.random.default_rng(0)
-    )
+    fixed = np.random.default_rng(0)
+    held_out = data.outcomes(HELD_OUT_ROWS, split="held_out", balance=True, generator=fixed)
+    parts: list[Any] = [held_out]
+    if obs_model is not None:
+        import torch
 
-    def draw() -> Any:
-        return data.outcomes(batch, split="train", balance=config.balance)
-
+        windows = data.windows(
+            HELD_OUT_WINDOWS, context.world_model_config.obs_model.history, config.imagined_steps,
+            split="held_out", generator=fixed,
+        )  # fmt: skip
+        generator = torch.Generator(context.torch_device).manual_seed(0)
+        parts.append(imagine_outcomes(obs_model, windows, encode=encode, generator=generator))
+    judged = OutcomeFrames.joined(parts)
+    batches = RewardModelBatches(context, data, obs_model)
     return ModelJob(
-        "reward_model", trainer, draw, lambda: trainer.validation_loss(held_out), context, precision
+        "reward_model", trainer, batches, lambda: trainer.validation_loss(judged), context, precision
     )

@@ -94,7 +94,9 @@ def module_arrays(module: torch.nn.Module) -> Arrays:
 
     def convert(tensor: torch.Tensor) -> NDArray[Any]:
         tensor = tensor.detach().to("cpu", copy=True)
-        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        # safetensors writes an array's memory as it lies: channels-last weights would come back shuffled.
+        return np.ascontiguousarray(tensor.numpy())
 
     return {name: convert(tensor) for name, tensor in module.state_dict().items()}
 

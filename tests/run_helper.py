@@ -11,7 +11,13 @@ from typing import Any
 from configs.loader import load_config
 from configs.schema import DemosConfig, TrainConfig
 
-POLICY = ["policy.width=16", "policy.heads=2", "policy.layers=1", "policy.stem_channels=[8,8]", "policy.keypoints=4"]
+POLICY = [
+    "policy.width=16",
+    "policy.heads=2",
+    "policy.layers=1",
+    "policy.stem_channels=[8,8]",
+    "policy.keypoints=4",
+]
 MODELS = [
     "world_model.obs_model.channels=[8,8]",
     "world_model.obs_model.batch=4",
@@ -58,7 +64,9 @@ def config(mode: str, *overrides: str) -> TrainConfig:
     return load_config(TrainConfig, [mode, *FAST, *overrides])
 
 
-def train(folder: Path, mode: str, *overrides: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+def train(
+    folder: Path, mode: str, *overrides: str, timeout_s: float = 240
+) -> subprocess.CompletedProcess[str]:
     """``python -m platform.train`` in a process of its own."""
     command = [sys.executable, "-m", "platform.train", mode, *FAST, f"run.dir={folder}", *overrides]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)

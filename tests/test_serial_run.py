@@ -84,7 +84,9 @@ def test_each_mode_trains_on_what_it_names(demos: Path, tmp_path: Path, mode: st
 
 
 def test_frozen_models_need_no_environment(demos: Path, tmp_path: Path) -> None:
-    states = run(tmp_path / "run", "imagined", f"data={demos}", "world_model.frozen=true", "run.stop.updates=3")
+    states = run(
+        tmp_path / "run", "imagined", f"data={demos}", "world_model.frozen=true", "run.stop.updates=3"
+    )
     assert "rollout_0" not in states
     assert "obs_model_learner" not in states
     assert states["summary"]["real_steps"]["online"] == 0

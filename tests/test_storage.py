@@ -21,7 +21,10 @@ leaves = (
 )
 trees = st.recursive(
     leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -93,7 +96,8 @@ def test_a_torn_folder_is_refused(tmp_path: Path, harm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "no permission"), (errno.EROFS, "read-only")]
+    ("code", "words"),
+    [(errno.ENOSPC, "disk is full"), (errno.EACCES, "no permission"), (errno.EROFS, "read-only")],
 )
 def test_the_disks_refusals_are_one_line_with_a_remedy(tmp_path: Path, code: int, words: str) -> None:
     from platform.storage import new_folder
@@ -104,9 +108,9 @@ def test_the_disks_refusals_are_one_line_with_a_remedy(tmp_path: Path, code: int
 
 
 def test_a_full_disk_under_safetensors_is_the_same_error(tmp_path: Path) -> None:
-    from safetensors import SafetensorError
-
     from platform.storage import disk_errors
+
+    from safetensors import SafetensorError
 
     # The words of safetensors 0.8 on a full file system; it replaces the target, so no device file can stand in.
     text = "Error while serializing: I/O error: No space left on device (os error 28)"

@@ -42,7 +42,19 @@ class Outcome:
 class TabletopWorlds:
     """N worlds, stepped by rows. Success ends an episode with reward 1, the step limit truncates it."""
 
-    ARRAYS = ("gripper", "opening", "blocks", "pad", "held", "task", "phrase", "colours", "steps", "key", "reached_for")
+    ARRAYS = (
+        "gripper",
+        "opening",
+        "blocks",
+        "pad",
+        "held",
+        "task",
+        "phrase",
+        "colours",
+        "steps",
+        "key",
+        "reached_for",
+    )
 
     def __init__(self, config: TabletopConfig, count: int) -> None:
         self.config = config
@@ -58,7 +70,9 @@ class TabletopWorlds:
         self.steps = np.zeros(count, np.int64)
         self.key = np.zeros(count, np.uint64)
         self.reached_for = np.zeros(count, np.int64)
-        self._hold = np.array([1 if rules.TASKS[name].pad else config.reach_hold for name in rules.TASK_NAMES])
+        self._hold = np.array(
+            [1 if rules.TASKS[name].pad else config.reach_hold for name in rules.TASK_NAMES]
+        )
         self._pushes = np.array([rules.TASKS[name].pushes for name in rules.TASK_NAMES])
 
     def reset(self, rows: Rows, keys: NDArray[np.uint64]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import traceback
@@ -26,9 +27,9 @@ class ServiceActor:
         """Call a method of the service."""
         return getattr(self._service, method)(*args, **kwargs)
 
-    def ready(self) -> bool:
-        """Answers once the service is built."""
-        return True
+    def ready(self) -> int:
+        """This process's id, once the service is built."""
+        return os.getpid()
 
 
 class RoleActor:
@@ -49,9 +50,9 @@ class RoleActor:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def ready(self) -> bool:
-        """Answers once the role is built."""
-        return True
+    def ready(self) -> int:
+        """This process's id, once the role is built."""
+        return os.getpid()
 
     def _loop(self) -> None:
         while self._error is None:
@@ -66,7 +67,7 @@ class RoleActor:
         busy_before = self._step_began
         try:
             worked = self._role.step()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever a role raises is told by the runner, in its own process
             self._error = (f"{type(error).__name__}: {error}", traceback.format_exc())
             return False
         finally:

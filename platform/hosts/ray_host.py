@@ -24,26 +24,26 @@ CALLS_AT_ONCE = 32
 """Threads of the inference actor: each waiting request holds one."""
 POLL_S = 0.25
 ANSWER_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 300.0
 
 
 class ServiceProxy:
     """Has the methods of the service that lives in an actor; each call waits for its answer."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, name: str, actor: Any) -> None:
+        self._name, self._actor = name, actor
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
             raise AttributeError(method)
-        import ray
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return ray.get(self._actor.call.remote(method, *args, **kwargs))
+            return _answers({self._name: self._actor.call.remote(method, *args, **kwargs)})[self._name]
 
         return call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ServiceProxy, (self._actor,))
+        return (ServiceProxy, (self._name, self._actor))
 
 
 class InferenceProxy:
@@ -109,7 +109,7 @@ class RayHost:
 
         actor = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0).remote(build)
         self._services[name] = actor
-        return cast(T, ServiceProxy(actor))
+        return cast(T, ServiceProxy(name, actor))
 
     def place_role(self, name: str, build: Callable[[], Role], *, serves: bool = False) -> Any:
         """An actor with a loop of its own."""
@@ -121,7 +121,7 @@ class RayHost:
         options = ray.remote(RoleActor).options(num_cpus=0, max_restarts=0, max_concurrency=calls)
         actor = options.remote(name, build, self._config.threads)
         self._roles[name] = actor
-        return InferenceProxy(actor) if serves else ServiceProxy(actor)
+        return InferenceProxy(actor) if serves else ServiceProxy(name, actor)
 
     def start(self) -> None:
         """Wait for every constructor; the first failure is told by its role's name."""
@@ -129,15 +129,19 @@ class RayHost:
 
         for name, actor in (self._services | self._roles).items():
             try:
-                ray.get(actor.ready.remote())
+                pid = ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
+                log.debug("%s is process %d", name, pid)
+            except ray.exceptions.GetTimeoutError as error:
+                raise RoleFailure(
+                    f"{name} did not start within {START_TIMEOUT_S:.0f} s", where=name,
+                    remedy="is the machine overloaded or short of memory?",
+                ) from error  # fmt: skip
             except ray.exceptions.RayError as error:
                 raise RoleFailure(f"{name} could not start: {_cause(error)}", where=name) from error
 
     def resume(self) -> None:
         """Let every loop work."""
-        import ray
-
-        ray.get([actor.resume.remote() for actor in self._roles.values()], timeout=ANSWER_TIMEOUT_S)
+        _answers({name: actor.resume.remote() for name, actor in self._roles.items()})
 
     def pump(self) -> None:
         """Wait a moment, then look after every actor."""
@@ -147,17 +151,9 @@ class RayHost:
             self._last_look = time.monotonic()
 
     def _look(self) -> None:
-        import ray
-
         asked = {name: actor.health.remote() for name, actor in self._roles.items()}
         asked |= {name: actor.ready.remote() for name, actor in self._services.items()}
-        for name, ref in asked.items():
-            try:
-                answer = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
-            except ray.exceptions.RayActorError as error:
-                raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error
-            except ray.exceptions.GetTimeoutError as error:
-                raise RoleFailure(f"{name} does not answer", where=name) from error
+        for name, answer in _answers(asked).items():
             if name in self._services:
                 continue
             self._health[name], failure = answer
@@ -177,27 +173,20 @@ class RayHost:
 
     def states(self, skip: list[str]) -> dict[str, State]:
         """Of services and roles."""
-        import ray
-
         asked = {
             name: actor.call.remote("state") for name, actor in self._services.items() if name not in skip
         }
         asked |= {name: actor.state.remote() for name, actor in self._roles.items() if name not in skip}
-        return {name: ray.get(ref, timeout=ANSWER_TIMEOUT_S) for name, ref in asked.items()}
+        return _answers(asked)
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
-        import ray
-
-        ray.get([actor.call.remote("load", states[name]) for name, actor in self._services.items()])
-        ray.get([actor.load.remote(states[name]) for name, actor in self._roles.items()])
+        _answers({name: actor.call.remote("load", states[name]) for name, actor in self._services.items()})
+        _answers({name: actor.load.remote(states[name]) for name, actor in self._roles.items()})
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Each role's metrics and clock."""
-        import ray
-
-        asked = {name: actor.metrics.remote() for name, actor in self._roles.items()}
-        return {name: ray.get(ref, timeout=ANSWER_TIMEOUT_S) for name, ref in asked.items()}
+        return _answers({name: actor.metrics.remote() for name, actor in self._roles.items()})
 
     def health(self) -> list[Health]:
         """As of the last look."""
@@ -212,6 +201,21 @@ class RayHost:
         for actor in [*self._roles.values(), *self._services.values()]:
             ray.kill(actor, no_restart=True)
         ray.shutdown()
+
+
+def _answers(asked: dict[str, Any]) -> dict[str, Any]:
+    """Wait for each; a dead or silent actor ends the run by its name."""
+    import ray
+
+    answers = {}
+    for name, ref in asked.items():
+        try:
+            answers[name] = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
+        except ray.exceptions.RayActorError as error:
+            raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise RoleFailure(f"{name} does not answer", where=name) from error
+    return answers
 
 
 def _cause(error: BaseException) -> str:

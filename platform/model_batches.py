@@ -1,0 +1,85 @@
+"""What the model learners train on, in pretraining and beside the policy alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .context import OBS_MODEL, Context
+from .services import Modelling
+from .weights import Weights, load_arrays
+
+if TYPE_CHECKING:
+    from buffers.batches import WindowBatch
+    from world_models.obs_model import ObservationModel
+    from world_models.training import LabelledFrames, ObsModelTrainer
+
+
+class ObsModelBatches:
+    """Windows of the training split, as long as the trainer's chains want them."""
+
+    def __init__(self, real: Modelling, trainer: ObsModelTrainer, batch: int, history: int) -> None:
+        self._real, self._trainer = real, trainer
+        self._batch, self._history = batch, history
+
+    def draw(self) -> WindowBatch:
+        """A batch of windows."""
+        return self._real.windows(self._batch, self._history, self._trainer.window_steps)
+
+    def state(self) -> dict[str, Any]:
+        """The buffer keeps its own generator."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Nothing to continue from."""
+
+
+class RewardModelBatches:
+    """Real frames with their outcome, joined to frames that M_obs imagined from real starts under the recorded actions.
+
+    ``obs_model`` None: real frames alone. With ``weights`` the copy of M_obs follows its learner.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        real: Modelling,
+        obs_model: ObservationModel | None,
+        weights: Weights | None = None,
+    ) -> None:
+        from world_models.outcomes import OutcomePool
+
+        self._config = context.world_model_config.reward_model
+        self._history = context.world_model_config.obs_model.history
+        self._real, self._obs_model, self._weights = real, obs_model, weights
+        self._version = -1
+        self._pool = OutcomePool(
+            context.model_spec, self._config, encode=context.vocabulary.encode, seed=context.seed + 33,
+            device=context.torch_device,
+        )  # fmt: skip
+
+    def draw(self) -> LabelledFrames:
+        """A batch of labelled frames; successes and failures in equal shares with ``balance``."""
+        config = self._config
+        if self._obs_model is None or config.imagined_fraction == 0:
+            return self._real.outcomes(config.batch, split="train", balance=config.balance)
+        self._follow()
+        windows = self._real.windows(config.imagined_windows, self._history, config.imagined_steps)
+        self._pool.add(self._obs_model, windows)
+        return self._pool.joined(
+            self._real.outcomes(self._pool.real_share, split="train", balance=config.balance)
+        )
+
+    def _follow(self) -> None:
+        published = None if self._weights is None else self._weights.fetch(OBS_MODEL, self._version)
+        if published is not None and self._obs_model is not None:
+            load_arrays(self._obs_model, published.arrays)
+            self._version = published.version
+
+    def state(self) -> dict[str, Any]:
+        """The pool; M_obs comes from the store."""
+        return {"pool": self._pool.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._pool.load(state["pool"])
+        self._version = -1
