@@ -179,8 +179,9 @@ def _policy_learner(context: Context, config: TrainConfig, services: Services, p
         max_turns=config.run.stop.updates,
     )
     return PolicyLearner(
-        context, config.algorithm, pacing, services.real, services.imagined, services.store, services.store
-    )
+        context, config.algorithm, pacing, services.real, services.imagined, services.store, services.store,
+        precision=config.run.precision,
+    )  # fmt: skip
 
 
 def _model_learner(name: str, context: Context, config: TrainConfig, services: Services) -> Any:

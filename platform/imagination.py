@@ -180,7 +180,9 @@ class Imagination:
             tensors = self._context.tensors(observation)
             with torch.inference_mode():
                 tokens, log_probs = self._policy.act(tensors, greedy=False, generator=self._generator)
-                values = self._policy.values(tensors)
+                # A critic's rounding is far below its error; the actor's would break the ratios.
+                with autocast(self._context.device, self._precision):
+                    values = self._policy.values(tensors)
             trace.tokens.append(tokens.cpu().numpy().astype(np.int16))
             trace.log_probs.append(log_probs.float().cpu().numpy())
             trace.values.append(values.float().cpu().numpy())

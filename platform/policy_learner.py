@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from configs.algorithm import AlgorithmConfig
 
-from .acceleration import OptimizerStep
+from .acceleration import OptimizerStep, Precision, autocast
 from .context import ANCHOR, POLICY, Context
 from .metrics import Averages
 from .policy_batch import DecisionBatch, decision_batch
@@ -57,8 +57,12 @@ class PolicyLearner:
         imagined: Learning,
         weights: Weights,
         board: Board,
+        *,
+        precision: Precision,
     ) -> None:
+        """The actor always runs in float32, since ratios must be exact; ``precision`` is that of critic and anchor."""
         self.name = "policy_learner"
+        self._precision = precision
         self._context = context
         self._algorithm = algorithm
         self._pacing = pacing
@@ -97,10 +101,11 @@ class PolicyLearner:
         if leases is None:
             return False
         began = time.monotonic()
-        batch = decision_batch(
-            self._context, [lease.batch for lease in leases.values()], self.policy, self._algorithm,
-            version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
-        )  # fmt: skip
+        with autocast(self._context.device, self._precision):
+            batch = decision_batch(
+                self._context, [lease.batch for lease in leases.values()], self.policy, self._algorithm,
+                version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
+            )  # fmt: skip
         warming = self.turns < self._algorithm.critic_warm_up
         for _ in range(self._algorithm.epochs):
             self._epoch(batch, train_actor=not warming)
@@ -163,10 +168,11 @@ class PolicyLearner:
                 share = float(piece.valid.sum()) / max(1.0, float(valid_rows[torch.from_numpy(rows)].sum()))
                 self._actor.backward(result.loss * share)
                 self._note(result.statistics)
+            with autocast(self._context.device, self._precision):
+                values = self.policy.values(piece.observations)
             critic = value_loss(
-                self._algorithm, self.policy.values(piece.observations), piece.returns, piece.old_values,
-                piece.valid.any(dim=1),
-            )  # fmt: skip
+                self._algorithm, values.float(), piece.returns, piece.old_values, piece.valid.any(dim=1)
+            )
             self._critic.backward(critic.loss * (len(part) / len(rows)))
             self._note(critic.statistics)
         self._apply(train_actor)
@@ -183,7 +189,7 @@ class PolicyLearner:
 
         if self._algorithm.kl_anchor == 0:
             return None
-        with torch.no_grad():
+        with torch.no_grad(), autocast(self._context.device, self._precision):
             logits: torch.Tensor = self._anchor(piece.observations).logits
         return logits
 
