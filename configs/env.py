@@ -29,7 +29,7 @@ class TabletopConfig:
     """Largest move along one axis in one env step."""
     tolerance: PositiveFloat = 0.08
     """How near counts: gripper to block for reach and grasp, block to pad for push and pick_place."""
-    reach_hold: PositiveInt = 4
+    reach_hold: PositiveInt = 1
     """reach: env steps in a row that the gripper must stay within tolerance; passing over the target is no success."""
     block_radius: PositiveFloat = 0.07
     """Radius of a block."""
