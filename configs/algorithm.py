@@ -21,12 +21,16 @@ class AlgorithmBase:
     micro_batch: PositiveInt = 512
     """Decisions per forward and backward; gradients accumulate to ``batch``."""
     epochs: PositiveInt = 1
-    """Passes over the leased samples of a turn."""
+    """Passes of the policy over the leased samples of a turn."""
+    critic_epochs: PositiveInt = 2
+    """Passes of the critic over them."""
     learning_rate: NaturalFloat = 1e-4
     """AdamW, policy network."""
+    learning_rate_warm_up: NaturalInt = 20
+    """Policy updates over which its rate rises from zero: Adam's first steps are as long as any, whatever the gradient."""
     critic_learning_rate: NaturalFloat = 1e-3
     """AdamW, critic network (its own trunk: value gradients never reach the policy)."""
-    critic_warm_up: NaturalInt = 10
+    critic_warm_up: NaturalInt = 20
     """Turns at the start in which the critic learns alone."""
     max_grad_norm: PositiveFloat = 0.5
     """Global norm to which policy gradients are clipped."""
@@ -40,7 +44,7 @@ class AlgorithmBase:
     """Zero mean and unit deviation over all decisions of a turn."""
     entropy: NaturalFloat = 0.0
     """Weight of the entropy bonus."""
-    kl_anchor: NaturalFloat = 0.2
+    kl_anchor: NaturalFloat = 0.1
     """Weight of KL(policy || pretrained policy) per token; 0 turns the anchor off."""
     value_loss: Literal["huber", "mse"] = "huber"
     """Loss of the critic."""

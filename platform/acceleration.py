@@ -52,7 +52,13 @@ class OptimizerStep:
         self._accelerator = accelerator(device)
         self.optimizer = torch.optim.AdamW(self._parameters, lr=learning_rate, weight_decay=1e-4)
         self._max_grad_norm = max_grad_norm
+        self._learning_rate = learning_rate
         self.skipped = 0
+
+    def scale_rate(self, share: float) -> None:
+        """Use ``share`` of the learning rate from now on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = share * self._learning_rate
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of one micro-batch; the caller weighs the micro-batches."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from configs.algorithm import AlgorithmConfig
 
@@ -107,8 +107,10 @@ class PolicyLearner:
                 version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
             )  # fmt: skip
         warming = self.turns < self._algorithm.critic_warm_up
-        for _ in range(self._algorithm.epochs):
-            self._epoch(batch, train_actor=not warming)
+        for _ in range(0 if warming else self._algorithm.epochs):
+            self._pass(batch, self._update_actor)
+        for _ in range(self._algorithm.critic_epochs):
+            self._pass(batch, self._update_critic)
         for name, lease in leases.items():
             self._buffers[name].commit(lease.lease_id)
         self._retire()
@@ -143,46 +145,54 @@ class PolicyLearner:
             if lease is not None:
                 self._buffers["real"].commit(lease.lease_id)
 
-    def _epoch(self, batch: DecisionBatch, *, train_actor: bool) -> None:
-        order = self._shuffle.permutation(len(batch))
-        for rows in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
-            self._update(batch, rows, train_actor=train_actor)
-
-    def _update(self, batch: DecisionBatch, rows: NDArray[np.int64], *, train_actor: bool) -> None:
-        """One optimizer step of actor and critic; micro-batches weigh by what their means were taken over."""
+    def _pass(self, batch: DecisionBatch, update: Callable[[list[DecisionBatch]], None]) -> None:
+        """Every decision once, in batches of about ``algorithm.batch``, each in micro-batches."""
         import torch
 
-        from policies.objectives import policy_loss, value_loss
+        order = self._shuffle.permutation(len(batch))
+        for rows in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
+            parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
+            on = self._context.torch_device
+            update([batch.take(torch.from_numpy(part).to(on)) for part in parts])
 
-        parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
-        valid_rows = batch.valid.sum(dim=1)
-        for part in parts:
-            index = torch.from_numpy(part).to(self._context.torch_device)
-            piece = batch.take(index)
-            if train_actor:
-                anchor_logits = self._anchor_logits(piece)
-                result = policy_loss(
-                    self._algorithm, self.policy(piece.observations).logits, piece.tokens, piece.log_probs,
-                    piece.advantages, piece.valid, anchor_logits,
-                )  # fmt: skip
-                share = float(piece.valid.sum()) / max(1.0, float(valid_rows[torch.from_numpy(rows)].sum()))
-                self._actor.backward(result.loss * share)
-                self._note(result.statistics)
+    def _update_actor(self, pieces: list[DecisionBatch]) -> None:
+        """One optimizer step; micro-batches weigh by what their means were taken over."""
+        from policies.objectives import policy_loss
+
+        total = sum(self._count(piece) for piece in pieces)
+        for piece in pieces:
+            logits = self.policy(piece.observations).logits
+            result = policy_loss(
+                self._algorithm, logits, piece.tokens, piece.log_probs, piece.advantages, piece.valid,
+                self._anchor_logits(piece),
+            )  # fmt: skip
+            self._actor.backward(result.loss * (self._count(piece) / max(1, total)))
+            self._note(result.statistics)
+        rise = self._algorithm.learning_rate_warm_up
+        self._actor.scale_rate(min(1.0, (self.updates + 1) / rise) if rise else 1.0)
+        norm = self._actor.apply()
+        self._averages.add({} if norm is None else {"policy/grad_norm": norm})
+        self.updates += 1
+
+    def _count(self, piece: DecisionBatch) -> int:
+        """What the objective's mean is taken over: tokens, or decisions at chunk level."""
+        chunk = self._algorithm.ratio == "chunk"
+        return int(piece.valid.any(dim=1).sum() if chunk else piece.valid.sum())
+
+    def _update_critic(self, pieces: list[DecisionBatch]) -> None:
+        """One optimizer step of the critic."""
+        from policies.objectives import value_loss
+
+        total = sum(len(piece) for piece in pieces)
+        for piece in pieces:
             with autocast(self._context.device, self._precision):
                 values = self.policy.values(piece.observations)
-            critic = value_loss(
+            result = value_loss(
                 self._algorithm, values.float(), piece.returns, piece.old_values, piece.valid.any(dim=1)
             )
-            self._critic.backward(critic.loss * (len(part) / len(rows)))
-            self._note(critic.statistics)
-        self._apply(train_actor)
-
-    def _apply(self, train_actor: bool) -> None:
-        if train_actor:
-            norm = self._actor.apply()
-            self._averages.add({} if norm is None else {"policy/grad_norm": norm})
+            self._critic.backward(result.loss * (len(piece) / total))
+            self._note(result.statistics)
         self._critic.apply()
-        self.updates += 1
 
     def _anchor_logits(self, piece: DecisionBatch) -> torch.Tensor | None:
         import torch

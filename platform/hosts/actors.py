@@ -28,7 +28,7 @@ class ServiceActor:
         return getattr(self._service, method)(*args, **kwargs)
 
     def ready(self) -> int:
-        """This process's id, once the service is built."""
+        """Id of the process, once the service is built."""
         return os.getpid()
 
 
@@ -51,7 +51,7 @@ class RoleActor:
         self._thread.start()
 
     def ready(self) -> int:
-        """This process's id, once the role is built."""
+        """Id of the process, once the role is built."""
         return os.getpid()
 
     def _loop(self) -> None:
