@@ -174,18 +174,33 @@ def read_dataset(folder: str | Path) -> Dataset:
     DataError (missing, empty, torn, of another layout) and ResourceError (not readable) tell the remedy.
     """
     folder = Path(folder)
-    index = _read_index(folder)
-    try:
-        spec = RecordSpec.from_json(index["spec"])
-        shards, files, info = int(index["shards"]), dict(index["files"]), dict(index["info"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _torn(folder / INDEX, f"lacks what it should have ({error!r})") from error
+    spec, info, shards, files = _read_header(folder)
     records: list[Record] = []
     for shard in range(shards):
         records.extend(_read_shard(folder, _stem(shard), spec, files))
     if not records:
         raise DataError("the dataset has no episodes", where=str(folder), remedy="write it again")
     return Dataset(spec, info, records)
+
+
+def peek_dataset(folder: str | Path) -> Dataset:
+    """What a dataset folder says of itself, without its records; errors as in ``read_dataset``."""
+    spec, info, _, _ = _read_header(Path(folder))
+    return Dataset(spec, info, [])
+
+
+def _read_header(folder: Path) -> tuple[RecordSpec, dict[str, Any], int, dict[str, Any]]:
+    """Spec, info, number of shards, and what is known of every file."""
+    index = _read_index(folder)
+    try:
+        return (
+            RecordSpec.from_json(index["spec"]),
+            dict(index["info"]),
+            int(index["shards"]),
+            dict(index["files"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _torn(folder / INDEX, f"lacks what it should have ({error!r})") from error
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

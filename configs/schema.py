@@ -10,7 +10,7 @@ from pydantic import Field
 from configs.algorithm import AlgorithmConfig, GIPOConfig
 from configs.env import EnvConfig, TabletopConfig
 from configs.errors import ConfigError
-from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+from configs.fields import Fraction, NaturalFloat, PositiveFloat, PositiveInt, Seed, component
 from configs.policy import PolicyConfig, SmallVLAConfig
 from configs.system import (
     BuffersConfig,
@@ -66,6 +66,12 @@ class TrainConfig:
                 where="data",
                 remedy="give data=<folder> written by python -m platform.demos",
             )
+        if self.run.stop.success is not None and not self.evaluation.every:
+            raise ConfigError(
+                "run.stop.success needs evaluations during the run, but evaluation.every=0",
+                where="evaluation.every",
+                remedy="set evaluation.every above 0, or drop run.stop.success",
+            )
 
 
 @component
@@ -88,7 +94,7 @@ class DemosConfig:
     """Dataset folder; never overwritten."""
     episodes: PositiveInt = 1000
     """How many."""
-    seed: NaturalInt = 0
+    seed: Seed = 0
     """First seed; held-out evaluation starts lie elsewhere (``evaluation.seed``)."""
     envs: PositiveInt = 64
     """Environment slots."""
@@ -146,6 +152,8 @@ class PretrainConfig:
     policy: PolicyConfig = field(default_factory=SmallVLAConfig)
     world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
     imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
+    algorithm: AlgorithmConfig = field(default_factory=GIPOConfig)
+    """Only the discount is used, for the critic's first returns."""
     policy_budget: PretrainBudget = field(
         default_factory=lambda: PretrainBudget(updates=600, batch=128, learning_rate=1.5e-3)
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, Seed, component
 
 
 @component
@@ -34,7 +34,7 @@ class BuffersConfig:
 class MixConfig:
     """What a turn of the policy learner is made of in ``real+imagined``."""
 
-    real_fraction: Fraction = 0.125
+    real_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.125
     """Share of its decisions that come from ``B_real``."""
 
 
@@ -74,7 +74,7 @@ class InferenceConfig:
 
     max_batch: PositiveInt = 256
     """A batch leaves when it holds this many observations."""
-    max_wait_ms: NaturalFloat = 5.0
+    max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] = 5.0
     """Or when its first request has waited this long."""
 
 
@@ -92,7 +92,7 @@ class EvaluationConfig:
     """Versions between two measurements of the models' outcome agreement; 0 turns them off."""
     envs: PositiveInt = 64
     """Environment slots."""
-    seed: NaturalInt = 1_000_000
+    seed: Seed = 1_000_000
     """First seed of the held-out starts."""
 
 
@@ -110,8 +110,8 @@ class RayHostConfig:
     kind: Literal["ray"] = "ray"
     address: str | None = None
     """An existing cluster; none starts one on this machine."""
-    object_store_bytes: PositiveInt = 500_000_000
-    """Shared memory for a cluster started here."""
+    object_store_bytes: Annotated[int, Field(ge=80_000_000)] = 500_000_000
+    """Shared memory for a cluster started here; Ray itself wants about 80 MB."""
     threads: PositiveInt = 1
     """Torch threads per role; more only where a role has cores of its own."""
 
@@ -143,7 +143,7 @@ class RunConfig:
     """Run directory; none makes ``outputs/<name>/<date>_<time>``. Never overwritten."""
     resume: str | None = None
     """Run directory to continue."""
-    seed: NaturalInt = 0
+    seed: Seed = 0
     """Seeds every generator of the run."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where models live."""

@@ -8,7 +8,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from configs.errors import ConfigError
-from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, component
+from configs.fields import (
+    FiniteFloat,
+    Fraction,
+    NaturalFloat,
+    NaturalInt,
+    PositiveFloat,
+    PositiveInt,
+    component,
+)
 
 
 @component
@@ -29,7 +37,7 @@ class ObsModelConfig:
     """What is diffused: the change from the last frame, or the frame itself."""
     sigma_data: PositiveFloat = 0.25
     """Deviation of the target that the preconditioner assumes (0.5 suits whole frames)."""
-    noise_mean: float = 1.0
+    noise_mean: FiniteFloat = 1.0
     """Mean of ln sigma in training (DIAMOND: -0.4; one-step sampling starts at high noise, so that is what to learn)."""
     noise_std: PositiveFloat = 1.2
     """Deviation of ln sigma in training."""

@@ -29,12 +29,16 @@ ENVIRONMENT = {
 
 LOGGERS = ("__main__", "reverie", "platform", "world_models", "policies", "buffers")
 INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""As a shell tells that a program was ended by SIGPIPE."""
 REMEDIES = {
     errno.ENOSPC: "free some space, or write elsewhere",
     errno.EDQUOT: "free some space, or write elsewhere",
     errno.EACCES: "give yourself the permission, or name another folder",
     errno.EPERM: "give yourself the permission, or name another folder",
     errno.EROFS: "name a folder that can be written",
+    errno.ENOTDIR: "name a folder, not a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 log = logging.getLogger("reverie")
@@ -67,7 +71,7 @@ def main(
         argv: Arguments; those of the process by default.
 
     A ``ReverieError`` ends the command with one line on stderr and the error's exit code; so does a full disk or a
-    missing permission. An interrupt gives 130. Anything else is a bug and keeps its traceback.
+    missing permission. An interrupt gives 130, a reader that left (``| head``) 141. Anything else is a bug and keeps its traceback.
     """
     prepare_environment()
     set_up_logging()
@@ -76,13 +80,24 @@ def main(
         if {"--help", "-h"} & set(arguments):
             sys.stdout.write(help_text(usage, config))
             return 0
-        return _dispatch(run, dry_run, arguments)
+        code = _dispatch(run, dry_run, arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Python flushes once more when it exits, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except ReverieError as error:
         log.error("%s", error)
         return error.exit_code
     except KeyboardInterrupt:
         log.error("interrupted")
         return INTERRUPTED
+    except MemoryError as error:
+        log.error(
+            "%s", ResourceError("out of memory", where=str(error), remedy="ask for fewer or smaller things")
+        )
+        return ResourceError.exit_code
     except OSError as error:
         if error.errno not in REMEDIES:
             raise

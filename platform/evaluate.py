@@ -51,6 +51,7 @@ def run(argv: list[str]) -> int:
             greedy=name == "greedy",
         ).rate
         sys.stdout.write(f"{name}: {rate} of {rate.trials} trials\n")
+        sys.stdout.flush()
         result[name] = rate.to_json()
     env.close()
     sys.stdout.write(json.dumps({**result, "hardware": hardware(), "versions": versions()}) + "\n")

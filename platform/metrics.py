@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from configs.errors import ConfigError
 from configs.system import TrackConfig
 
+from .storage import disk_errors
+
 
 @dataclass(frozen=True)
 class SuccessRate:
@@ -115,16 +117,20 @@ class JsonlTracker:
     """One JSON object per line; flushed at once, so a killed run keeps its history."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")
+        self._path = path
+        with disk_errors(path):
+            self._file = path.open("a")
 
     def write(self, row: dict[str, Any], step: int) -> None:
-        """Append the row."""
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        """Append the row. ResourceError when the disk refuses."""
+        with disk_errors(self._path):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with disk_errors(self._path):
+            self._file.close()
 
 
 class TensorBoardTracker:
@@ -179,7 +185,7 @@ def make_trackers(config: TrackConfig, folder: Path, run_id: str) -> list[Tracke
         raise ConfigError(
             f"a tracker needs a package that is not installed ({error.name})",
             where="track",
-            remedy="pip install 'reverie[track]' or turn track.* off",
+            remedy="pip install 'reverie-rl[track]' or turn track.* off",
         ) from error
     return trackers
 

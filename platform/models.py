@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import CheckpointError
 
 from .context import Context, require_same
-from .storage import new_folder, verify_folder
+from .storage import new_folder, read_json, verify_part
 from .weights import Arrays
 
 # These shape neither the weights nor what they mean: a run may change them for a stored model.
@@ -17,6 +17,7 @@ _FREE = {
     "policy": frozenset({"path"}),
     "obs_model": frozenset(
         [
+            "precision",
             "noise_mean",
             "noise_std",
             "sigma_min",
@@ -39,8 +40,15 @@ _FREE = {
     ),
     "reward_model": frozenset(
         [
+            "precision",
+            "noise",
             "focal_gamma",
+            "imagined_fraction",
+            "imagined_steps",
+            "imagined_windows",
+            "imagined_pool",
             "balance",
+            "shift",
             "threshold",
             "batch",
             "learning_rate",
@@ -71,23 +79,39 @@ def save_model(folder: Path, description: dict[str, Any], arrays: Arrays, card: 
         write_model(partial, description, arrays, card)
 
 
+def check_model(folder: Path, name: str, context: Context) -> None:
+    """Raise CheckpointError unless ``folder`` says that it holds model ``name`` for this run; reads no weights."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"no {name} there", where=str(folder), remedy="give the folder that platform.pretrain wrote"
+        )
+    stored = read_json(folder / "config.json")
+    if not isinstance(stored, dict) or not {"model", "config", "spec"} <= set(stored):
+        raise CheckpointError(
+            "config.json is not of a model", where=str(folder), remedy="give a folder of platform.pretrain"
+        )
+    if stored["model"] != name:
+        raise CheckpointError(
+            f"holds the {stored['model']}, not the {name}",
+            where=str(folder),
+            remedy=f"give the folder of the {name}",
+        )
+    require_same(context.describe(name), stored, folder, ignore=_FREE[name])
+
+
 def read_model(folder: Path, name: str, context: Context) -> Arrays:
     """Weights of model ``name`` from ``folder``.
 
     Raises CheckpointError when the folder is missing, torn, holds another kind of model, or weights for other shapes.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    if not (folder / "config.json").is_file():
+    check_model(folder, name, context)
+    verify_part(folder)
+    try:
+        return dict(load_file(folder / "model.safetensors"))
+    except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(
-            f"no {name} there", where=str(folder), remedy="give the folder that platform.pretrain wrote"
-        )
-    if (folder / "manifest.json").is_file():
-        verify_folder(folder)
-    stored = json.loads((folder / "config.json").read_text())
-    if stored.get("model") != name:
-        raise CheckpointError(
-            f"holds a {stored.get('model')}, not a {name}", where=str(folder), remedy="give the right folder"
-        )
-    require_same(context.describe(name), stored, folder, ignore=_FREE[name])
-    return dict(load_file(folder / "model.safetensors"))
+            "model.safetensors is missing or torn", where=str(folder), remedy="use another copy"
+        ) from error

@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from configs.errors import ConfigError, ResourceError
+from configs.errors import ResourceError
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig
 
 from .assembly import quality_horizon, shares
 from .context import make_context, require_device
+from .preflight import check_inputs
 
 TORCH_PROCESS_GB = 0.5
 """Resident memory of a role's process with torch and its models, as measured on CPU with the small presets."""
@@ -48,28 +49,16 @@ def processes_of(config: TrainConfig) -> list[str]:
 
 
 def check_plan(config: TrainConfig) -> None:
-    """Raise a one-line error for what cannot run: device, memory, a path that is not there, a mode without models."""
+    """Raise a one-line error for what cannot run: device, environment, memory, and what ``check_inputs`` finds."""
     require_device(config.run.device)
-    make_context(config, seed=config.run.seed, device=config.run.device).record_spec  # noqa: B018  the env must exist
+    context = make_context(config, seed=config.run.seed, device=config.run.device)
     planned, there = planned_bytes(config), memory_bytes()
     if planned > there:
         raise ResourceError(
             f"the run may take {planned / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
             remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes",
         )  # fmt: skip
-    for key, path in (
-        ("data", config.data),
-        ("policy.path", config.policy.path),
-        ("world_model.path", config.world_model.path),
-    ):
-        if path is not None and not Path(path).is_dir():
-            raise ConfigError(
-                "no such folder",
-                where=f"{key}={path}",
-                remedy="write it with platform.demos or platform.pretrain",
-            )
-    if shares(config).imagines and config.data is None and config.world_model.frozen:
-        raise ConfigError("imagination needs real start states", where="data", remedy="give data=<folder>")
+    check_inputs(config, context)
 
 
 def plan_text(config: TrainConfig) -> str:

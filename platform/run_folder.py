@@ -18,7 +18,7 @@ def new_run_folder(config: TrainConfig) -> Path:
     """
     given = config.run.dir
     folder = Path(given) if given else Path("outputs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise CheckpointError(
             "the run directory is not empty and is never overwritten", where=str(folder),
             remedy="choose another run.dir, or continue it with run.resume=",
@@ -29,11 +29,13 @@ def new_run_folder(config: TrainConfig) -> Path:
 
 
 def remove_if_bare(folder: Path) -> None:
-    """Take away the directory of a run that failed before it did anything."""
-    names = {path.name for path in folder.iterdir()}
-    if names <= {"config.yaml", "log.txt"}:
-        for name in names:
-            (folder / name).unlink()
+    """Take away the directory of a run that failed before it did anything: no row of metrics, nothing else either."""
+    paths = list(folder.iterdir())
+    metrics = folder / "metrics.jsonl"
+    began = metrics.is_file() and metrics.stat().st_size > 0
+    if {path.name for path in paths} <= {"config.yaml", "log.txt", metrics.name} and not began:
+        for path in paths:
+            path.unlink()
         folder.rmdir()
 
 

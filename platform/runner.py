@@ -28,6 +28,7 @@ from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
 from .metrics import make_trackers, read_rows
 from .models import read_model
+from .preflight import check_dataset
 from .progress import ProgressLine, metric_row
 from .self_check import self_check
 from .weights import Arrays, load_arrays, module_arrays
@@ -136,11 +137,7 @@ class Runner:
         if self._config.data is None:
             return []
         dataset = read_dataset(self._config.data)
-        self._context.record_spec.require(
-            dataset.spec,
-            where=self._config.data,
-            remedy="use a dataset recorded with this env and policy, or set theirs",
-        )
+        check_dataset(dataset, self._context, self._config.data)
         self._progress.demonstration_steps = sum(record.env_steps for record in dataset.records)
         return dataset.records
 

@@ -78,3 +78,7 @@ class Modelling(Protocol):
     def outcomes(self, batch: int, *, split: Split, balance: bool) -> OutcomeBatch:
         """Frames labelled by success."""
         ...
+
+    def stats(self) -> dict[str, Any]:
+        """Counts: what could be drawn now. The draws above raise ReplayError where there is nothing."""
+        ...

@@ -43,12 +43,17 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def _explain(code: int | None, text: str, path: Path) -> ResourceError:
     known: dict[int | None, tuple[str, str]] = {
-        errno.ENOSPC: ("the disk is full", "free space there or choose another folder with run.dir="),
+        errno.ENOSPC: (
+            "the disk is full",
+            "free space there, or choose another folder with run.dir= or out=",
+        ),
         errno.EDQUOT: (
             "the disk quota is used up",
-            "free space there or choose another folder with run.dir=",
+            "free space there, or choose another folder with run.dir= or out=",
         ),
         errno.EACCES: ("no permission to write", "choose a folder of yours with run.dir= or out="),
+        errno.ENOTDIR: ("a file is in the way", "choose a folder with run.dir= or out="),
+        errno.EEXIST: ("a file is in the way", "choose a folder with run.dir= or out="),
         errno.EROFS: ("the file system is read-only", "choose a writable folder with run.dir= or out="),
     }
     what, remedy = known.get(code, (f"cannot write: {text}", "check the folder and the disk"))
@@ -93,23 +98,47 @@ def _sha256(path: Path) -> str:
 
 def verify_folder(folder: Path) -> None:
     """Raise CheckpointError unless ``folder`` is complete and every file has the hash in its manifest."""
-    manifest = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError("no such folder", where=str(folder), remedy="check the path")
-    if not manifest.is_file():
+    if not (folder / MANIFEST).is_file():
         raise CheckpointError(
             "manifest.json is missing", where=str(folder), remedy="it was not written by Reverie"
         )
-    data = json.loads(manifest.read_text())
-    if data.get("layout") != LAYOUT:
+    _verify(folder, "")
+
+
+def verify_part(folder: Path) -> None:
+    """The same for a folder that may be a part of a complete one (a model inside a checkpoint): then its manifest is
+    the parent's. A folder without either is let through.
+    """
+    if (folder / MANIFEST).is_file():
+        verify_folder(folder)
+    elif (folder.parent / MANIFEST).is_file():
+        _verify(folder.parent, f"{folder.name}/")
+
+
+def read_json(path: Path) -> Any:
+    """Raise CheckpointError unless the file is there and holds JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError) as error:
         raise CheckpointError(
-            f"layout {data.get('layout')}, this version reads {LAYOUT}",
+            f"{path.name} is missing or torn", where=str(path.parent), remedy="use another copy"
+        ) from error
+
+
+def _verify(folder: Path, prefix: str) -> None:
+    """Compare the files whose names start with ``prefix``."""
+    data = read_json(folder / MANIFEST)
+    if not isinstance(data, dict) or data.get("layout") != LAYOUT:
+        raise CheckpointError(
+            f"{MANIFEST} is not of layout {LAYOUT}",
             where=str(folder),
-            remedy="write it again",
+            remedy="write it again with this version, or read it with the one that wrote it",
         )
     for name, digest in data["sha256"].items():
         path = folder / name
-        if not path.is_file() or _sha256(path) != digest:
+        if name.startswith(prefix) and (not path.is_file() or _sha256(path) != digest):
             raise CheckpointError(f"{name} is missing or torn", where=str(folder), remedy="use another copy")
 
 

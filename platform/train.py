@@ -23,6 +23,7 @@ from .checkpoint import read_checkpoint
 from .command import main
 from .plan import check_plan, plan_text
 from .run_folder import new_run_folder, remove_if_bare, require_run
+from .storage import disk_errors
 
 log = logging.getLogger("reverie.train")
 
@@ -35,9 +36,10 @@ def run(argv: list[str]) -> int:
     check_plan(config)
     folder = new_run_folder(config)
     try:
-        (folder / "config.yaml").write_text(to_yaml(config))
+        with disk_errors(folder):
+            (folder / "config.yaml").write_text(to_yaml(config))
         return _run_in(folder, config, None)
-    except ReverieError:
+    except (ReverieError, OSError, MemoryError):
         remove_if_bare(folder)
         raise
 
@@ -52,11 +54,25 @@ def _resume(asked: TrainConfig) -> int:
     return _run_in(folder, config, read_checkpoint(folder / "checkpoints"))
 
 
+class RunLog(logging.FileHandler):
+    """``log.txt``; a line that cannot be written ends the run like any other file that cannot."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Let the error through: logging calls this inside its own ``except``."""
+        with disk_errors(Path(self.baseFilename)):
+            raise
+
+    def close(self) -> None:
+        """Close; what a full disk refused is tried once more here."""
+        with disk_errors(Path(self.baseFilename)):
+            super().close()
+
+
 def _run_in(folder: Path, config: TrainConfig, resumed: tuple[int, dict[str, object]] | None) -> int:
     from .report import final_table, write_report
     from .runner import Runner
 
-    handler = logging.FileHandler(folder / "log.txt")
+    handler = RunLog(folder / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     try:

@@ -64,7 +64,7 @@ def test_another_kind_of_model_and_an_empty_folder_are_refused(tmp_path: Path) -
 
     made = context()
     save_model(tmp_path / "policy", made.describe("policy"), module_arrays(made.make_policy()), {})
-    with pytest.raises(CheckpointError, match="holds a policy, not a obs_model"):
+    with pytest.raises(CheckpointError, match="holds the policy, not the obs_model"):
         read_model(tmp_path / "policy", "obs_model", made)
     with pytest.raises(CheckpointError, match="no policy there"):
         read_model(tmp_path, "policy", made)

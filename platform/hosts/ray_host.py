@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -25,6 +26,7 @@ CALLS_AT_ONCE = 32
 POLL_S = 0.25
 ANSWER_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 300.0
+CONNECT_TIMEOUT_S = 5.0
 
 
 class ServiceProxy:
@@ -87,6 +89,7 @@ class RayHost:
 
         began = time.monotonic()
         if self._config.address is not None:
+            require_cluster(self._config.address)
             try:
                 ray.init(address=self._config.address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -201,6 +204,25 @@ class RayHost:
         for actor in [*self._roles.values(), *self._services.values()]:
             ray.kill(actor, no_restart=True)
         ray.shutdown()
+
+
+def require_cluster(address: str) -> None:
+    """Raise ResourceError when ``address`` names a host and port where nothing listens.
+
+    Ray itself tries for two minutes and then ends the process.
+    """
+    host, colon, port = (
+        address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
+    )
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ResourceError(
+            f"nothing listens there: {error}", where=f"host.address={address}",
+            remedy="start a cluster with ray start --head, or drop host.address",
+        ) from error  # fmt: skip
 
 
 def _answers(asked: dict[str, Any]) -> dict[str, Any]:

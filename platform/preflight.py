@@ -1,0 +1,118 @@
+"""What a command is given, looked at before anything is made: datasets, model folders, buffers, trackers, a cluster."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from buffers.dataset import Dataset, peek_dataset
+from buffers.shelf import bytes_per_row
+from configs.errors import CheckpointError, ConfigError, DataError
+from configs.schema import TrainConfig
+from configs.system import BufferConfig, RayHostConfig
+
+from .assembly import Shares, shares
+from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
+from .models import check_model
+
+TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}
+"""Key of ``track`` to the package that it needs."""
+
+
+def check_inputs(config: TrainConfig, context: Context) -> None:
+    """Raise a one-line error for an input that the run could not use. Reads headers, no weights and no episodes.
+
+    A resumed run takes models and episodes from its checkpoint, but still names those that it started from.
+    """
+    part = shares(config)
+    if config.data is not None:
+        check_dataset(peek_dataset(config.data), context, config.data)
+    if config.policy.path is not None:
+        check_model(_folder(config.policy.path, "policy.path"), POLICY, context)
+    if part.imagines and config.world_model.path is not None:
+        folder = _folder(config.world_model.path, "world_model.path")
+        for name in (OBS_MODEL, REWARD_MODEL):
+            check_model(folder / name, name, context)
+    if part.imagines:
+        _check_mix(config, part)
+    turn = part.real_decisions or part.retired_decisions
+    _check_capacity(config.buffers.real, "real", turn, context)
+    _check_capacity(config.buffers.imagined, "imagined", part.imagined_decisions, context)
+    _check_trackers(config)
+    if isinstance(config.host, RayHostConfig) and config.host.address is not None:
+        from .hosts.ray_host import require_cluster
+
+        require_cluster(config.host.address)
+
+
+def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
+    """Raise DataError unless the dataset was recorded with this env and these action tokens.
+
+    Instructions are those of its episodes or, where only its header was read, those that its writer listed.
+    """
+    context.record_spec.require(
+        dataset.spec,
+        where=where,
+        remedy="record one with this env and policy, or set env and policy to the dataset's",
+    )
+    instructions = {record.instruction for record in dataset.records}
+    unknown = (instructions or set(dataset.info.get("instructions", ()))) - set(context.env_spec.instructions)
+    if unknown:
+        raise DataError(
+            f"instruction {sorted(unknown)[0]!r} is not one of {context.env_spec.name}'s", where=where,
+            remedy="set env (for the tabletop env.tasks) to that of the dataset",
+        )  # fmt: skip
+
+
+def _folder(path: str, key: str) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(
+            "no such folder", where=f"{key}={path}", remedy="write it with python -m platform.pretrain"
+        )
+    return folder
+
+
+def _check_mix(config: TrainConfig, part: Shares) -> None:
+    if part.imagined_decisions == 0:
+        raise ConfigError(
+            "a turn has no place for an imagined decision", where="mix.real_fraction",
+            remedy="lower it, raise algorithm.batch, or use the mode real",
+        )  # fmt: skip
+    judged = config.imagination.gate.enabled or config.evaluation.quality_every
+    if judged and config.buffers.real.held_out == 0:
+        raise ConfigError(
+            "no episode is held out, so nothing tells how far the models can be believed", where="buffers.real.held_out",
+            remedy="set it above 0, or imagination.gate.enabled=false and evaluation.quality_every=0",
+        )  # fmt: skip
+    if config.imagination.gate.enabled and not config.evaluation.quality_every:
+        raise ConfigError(
+            "the gate believes no horizon that was never measured", where="evaluation.quality_every=0",
+            remedy="set it above 0, or imagination.gate.enabled=false",
+        )  # fmt: skip
+
+
+def _check_capacity(buffer: BufferConfig, name: str, decisions: int, context: Context) -> None:
+    """A turn that does not fit is never gathered: samples would push each other out for ever."""
+    longest, row = context.record_spec.max_decisions, bytes_per_row(context.record_spec)
+    # A sample of T decisions takes T + 1 rows; one more sample must find room while the turn's are waiting.
+    rows = decisions + -(-decisions // longest) + longest + 1
+    if buffer.max_bytes < rows * row:
+        raise ConfigError(
+            f"max_bytes={buffer.max_bytes} has no room for the {decisions} decisions of a turn",
+            where=f"buffers.{name}.max_bytes",
+            remedy=f"give at least {rows * row}, or lower algorithm.batch",
+        )
+
+
+def _check_trackers(config: TrainConfig) -> None:
+    wanted = {"tensorboard": config.track.tensorboard, "wandb": config.track.wandb != "off"}
+    for key, package in TRACKERS.items():
+        found = find_spec(package)
+        # A folder of that name, as the tracker itself leaves in the working directory, has no origin.
+        if wanted[key] and (found is None or found.origin is None):
+            raise ConfigError(
+                f"the package {package} is not installed",
+                where=f"track.{key}",
+                remedy="pip install 'reverie-rl[track]', or turn it off",
+            )
