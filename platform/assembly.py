@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,19 @@ def shares(config: TrainConfig) -> Shares:
     return modes[config.mode]
 
 
+def needed_alone(config: TrainConfig, context: Context) -> int:
+    """Real decisions per version that collectors must supply while imagination is shut.
+
+    A mode whose policy learns from imagination alone then takes no turn, and the gate opens only once the models were
+    measured: so enough episodes for some to be held out.
+    """
+    part, held_out = shares(config), config.buffers.real.held_out
+    needed = part.needed_alone * config.sync.updates_per_publish
+    if part.real_decisions or not held_out:
+        return needed
+    return max(needed, math.ceil(2 / held_out) * context.record_spec.max_decisions)
+
+
 @dataclass
 class Services:
     """Where the shared objects are: themselves on the serial host, proxies of actors on Ray."""
@@ -115,7 +129,7 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
         for index in range(config.rollout.workers):
             rollout = partial(
                 _rollout, context, config, services, inference, index,
-                needed=part.real_needed * turns, needed_alone=part.needed_alone * turns, budget=budget, gamma=gamma,
+                needed=part.real_needed * turns, needed_alone=needed_alone(config, context), budget=budget, gamma=gamma,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
     if part.imagines:
@@ -123,10 +137,8 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
         host.place_role("imagination", partial(_imagination, context, config, services, needed, budget))
     host.place_role("policy_learner", partial(_policy_learner, context, config, services, part))
     if part.trains_models:
-        host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, config, services))
-        host.place_role(
-            "reward_model_learner", partial(_model_learner, "reward_model", context, config, services)
-        )
+        host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, services))
+        host.place_role("reward_model_learner", partial(_model_learner, "reward_model", context, services))
     if part.collects or part.imagines:
         host.place_role("evaluator", partial(_evaluator, context, config, services, part.imagines))
 
@@ -184,11 +196,11 @@ def _policy_learner(context: Context, config: TrainConfig, services: Services, p
     )  # fmt: skip
 
 
-def _model_learner(name: str, context: Context, config: TrainConfig, services: Services) -> Any:
+def _model_learner(name: str, context: Context, services: Services) -> Any:
     from .learners import obs_model_learner, reward_model_learner
 
     build = {OBS_MODEL: obs_model_learner, REWARD_MODEL: reward_model_learner}[name]
-    return build(context, services.real, services.store, services.store, precision=config.run.precision)
+    return build(context, services.real, services.store, services.store)
 
 
 def _evaluator(context: Context, config: TrainConfig, services: Services, imagines: bool) -> Any:
@@ -197,7 +209,6 @@ def _evaluator(context: Context, config: TrainConfig, services: Services, imagin
     return Evaluator(
         context, config.evaluation, _env(config, config.evaluation.envs), services.real, services.store,
         services.store, quality_horizon=quality_horizon(config, context) if imagines else 0,
-        precision=config.run.precision,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from configs.system import EvaluationConfig
 
-from .acceleration import Precision, autocast
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .metrics import Averages, SuccessRate
 from .role import State
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 
     from .envs.base import DecisionEnv, Observation
 
-QUALITY_WINDOWS = 128
+QUALITY_WINDOWS = 192
+QUALITY_MEMORY = 3
+"""Measurements that count together: one alone moves by its windows more than by the models."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,6 @@ def measure_quality(
     *,
     horizon: int,
     windows: int,
-    precision: Precision,
     seed: int = 0,
 ) -> QualityReport:
     """Outcome agreement by horizon on held-out windows of ``B_real`` (see ``world_models.quality``)."""
@@ -107,11 +107,21 @@ def measure_quality(
 
     config = context.world_model_config
     batch = real.windows(windows, config.obs_model.history, horizon, split="held_out")
-    with autocast(context.device, precision):
-        return outcome_agreement(
-            obs_model, reward_model, batch, encode=context.vocabulary.encode,
-            threshold=config.reward_model.threshold, seed=seed,
-        )  # fmt: skip
+    return outcome_agreement(
+        obs_model, reward_model, batch, encode=context.vocabulary.encode,
+        threshold=config.reward_model.threshold, seed=seed,
+    )  # fmt: skip
+
+
+def mean_rows(reports: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows by horizon, averaged over reports of equally many windows each; ``windows`` adds up."""
+    rows = []
+    for same_horizon in zip(*reports, strict=True):
+        row = {key: float(np.mean([each[key] for each in same_horizon])) for key in same_horizon[0]}
+        row["horizon"] = same_horizon[0]["horizon"]
+        row["windows"] = sum(each["windows"] for each in same_horizon)
+        rows.append(row)
+    return rows
 
 
 class Evaluator:
@@ -127,12 +137,11 @@ class Evaluator:
         board: Board,
         *,
         quality_horizon: int,
-        precision: Precision,
     ) -> None:
         self.name = "evaluator"
         self._context, self._config, self._env = context, config, env
         self._real, self._weights, self._board = real, weights, board
-        self._horizon, self._precision = quality_horizon, precision
+        self._horizon = quality_horizon
         self._policy = context.make_policy().eval()
         self._models: dict[str, Any] = {}
         if quality_horizon:
@@ -141,6 +150,7 @@ class Evaluator:
                 REWARD_MODEL: context.make_reward_model().eval(),
             }
         self._jobs: deque[str] = deque()
+        self._reports: deque[list[dict[str, Any]]] = deque(maxlen=QUALITY_MEMORY)
         self._next_policy = config.every
         self._next_quality = 0
         self._averages = Averages()
@@ -160,7 +170,8 @@ class Evaluator:
 
     def _plan(self, version: int) -> None:
         config = self._config
-        if self._models and config.quality_every and version >= self._next_quality:
+        due = self._models and config.quality_every and version >= self._next_quality
+        if due and self._real.stats()["held_out_decisions"]:
             self._jobs.append("quality")
             self._next_quality = version + config.quality_every
         if config.every and version >= self._next_policy:
@@ -188,9 +199,10 @@ class Evaluator:
             load_arrays(model, published.arrays)
         report = measure_quality(
             self._context, self._real, self._models[OBS_MODEL], self._models[REWARD_MODEL],
-            horizon=self._horizon, windows=QUALITY_WINDOWS, precision=self._precision,
+            horizon=self._horizon, windows=QUALITY_WINDOWS,
         )  # fmt: skip
-        self._board.put({"quality/by_horizon": [asdict(row) for row in report.by_horizon]})
+        self._reports.append([asdict(row) for row in report.by_horizon])
+        self._board.put({"quality/by_horizon": mean_rows(list(self._reports))})
 
     def state(self) -> State:
         """What is due; models and policy come from the store."""
@@ -198,11 +210,13 @@ class Evaluator:
             "jobs": list(self._jobs),
             "next_policy": self._next_policy,
             "next_quality": self._next_quality,
+            "reports": list(self._reports),
         }
 
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         self._jobs = deque(state["jobs"])
+        self._reports = deque(state["reports"], maxlen=QUALITY_MEMORY)
         self._next_policy, self._next_quality = state["next_policy"], state["next_quality"]
 
     def metrics(self) -> dict[str, float]:

@@ -97,6 +97,7 @@ class Imagination:
         self._segments = 0
         self.imagined_steps = 0
         self._open: bool | None = None
+        self._started = False
 
     def step(self) -> bool:
         """Imagine one batch of segments."""
@@ -104,7 +105,7 @@ class Imagination:
         self._refresh()
         allowed = self._allowed(board)
         self._say_open(allowed.horizon > 0)
-        if allowed.horizon == 0:
+        if allowed.horizon == 0 or not self._has_starts():
             return False
         if self._imagined.room(needed=self._needed, budget=self._budget) == 0:
             return False
@@ -118,6 +119,14 @@ class Imagination:
         self._imagined.extend(records)
         self._report(starts, trace, allowed, time.monotonic() - began)
         return True
+
+    def _has_starts(self) -> bool:
+        """Whether ``B_real`` has a state to start from; a run without ``data`` waits for its first episode.
+
+        What was there once stays: the oldest records leave only for newer ones.
+        """
+        self._started = self._started or self._real.stats()["train_decisions"] > 0
+        return self._started
 
     def _recent(self) -> int | None:
         return self._config.recent if self._config.starts == "recent" else None
@@ -142,6 +151,8 @@ class Imagination:
                 first_obs_val_loss=board.get("obs_model/first_val_loss"),
             )
         )
+        # A segment is a record like any other: never longer than an episode.
+        scheduled = min(scheduled, self._context.record_spec.max_decisions)
         rows = board.get("quality/by_horizon")
         measured = None if rows is None else [HorizonQuality(**row) for row in rows]
         ruling = self._guard.ruling()
@@ -168,8 +179,7 @@ class Imagination:
     def _imagine(self, starts: StartBatch, horizon: int) -> _Trace:
         import torch
 
-        with autocast(self._context.device, self._precision):
-            first = self._worlds.reset(starts.frames, starts.proprio, starts.instructions)
+        first = self._worlds.reset(starts.frames, starts.proprio, starts.instructions)
         count = len(starts.instructions)
         trace = _Trace(
             [first.images], [first.proprio], [], [], [], [],
@@ -186,8 +196,7 @@ class Imagination:
             trace.tokens.append(tokens.cpu().numpy().astype(np.int16))
             trace.log_probs.append(log_probs.float().cpu().numpy())
             trace.values.append(values.float().cpu().numpy())
-            with autocast(self._context.device, self._precision):
-                result = self._worlds.step(trace.tokens[-1])
+            result = self._worlds.step(trace.tokens[-1])
             self._note(trace, result)
             observation = Observation(
                 result.observation.images, result.observation.proprio, result.observation.instructions

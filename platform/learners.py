@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .acceleration import Precision, autocast
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .metrics import Averages
 from .model_batches import ObsModelBatches, RewardModelBatches
@@ -51,6 +49,10 @@ class Batches(Protocol):
         """The next batch."""
         ...
 
+    def ready(self) -> bool:
+        """Whether ``B_real`` holds what a batch is made of."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Everything to continue from."""
         ...
@@ -76,8 +78,6 @@ class ModelLearner:
         weights: Weights,
         board: Board,
         *,
-        context: Context,
-        precision: Precision,
         every: int,
         burst: int,
         validate_every: int,
@@ -87,7 +87,6 @@ class ModelLearner:
         self._trainer = trainer
         self._batches, self._validate = batches, validate
         self._weights, self._board = weights, board
-        self._context, self._precision = context, precision
         self._every, self._burst, self._validate_every = every, burst, validate_every
         self.version = 0
         self.updates = 0
@@ -97,14 +96,18 @@ class ModelLearner:
 
     def step(self) -> bool:
         """One update, if a turn is due or under way."""
+        due = self._served
         if self._left == 0:
             due = int(self._board.read().get("policy/turns", 0)) // self._every
             if due <= self._served:
                 return False
+        # A run without demonstrations may have seen no success yet: the turn waits, nobody waits for it.
+        if not self._batches.ready():
+            return False
+        if self._left == 0:
             self._served, self._left = due, self._burst
         began = time.monotonic()
-        with autocast(self._context.device, self._precision):
-            stats = self._trainer.update(self._batches.draw())
+        stats = self._trainer.update(self._batches.draw())
         self._averages.add(stats, prefix=f"{self._model_name}/")
         self._averages.add({f"time/{self._model_name}_learner/update_s": time.monotonic() - began})
         self.updates += 1
@@ -120,8 +123,7 @@ class ModelLearner:
             {f"{self._model_name}/updates": self.updates, f"{self._model_name}/version": self.version}
         )
         if self._validate_every and self.version % self._validate_every == 0:
-            with autocast(self._context.device, self._precision):
-                self._board.put(self._validate())
+            self._board.put(self._validate())
 
     def state(self) -> State:
         """The trainer, versions, what is due."""
@@ -154,9 +156,7 @@ VALIDATE_EVERY = 5
 """Turns between two looks at the held-out loss."""
 
 
-def obs_model_learner(
-    context: Context, real: Modelling, weights: Weights, board: Board, *, precision: Precision
-) -> ModelLearner:
+def obs_model_learner(context: Context, real: Modelling, weights: Weights, board: Board) -> ModelLearner:
     """The learner of M_obs: windows from the training split, validation on held-out episodes."""
     from world_models.training import ObsModelTrainer
 
@@ -165,11 +165,13 @@ def obs_model_learner(
     _start_from(model, weights, OBS_MODEL)
     # Beside the policy the model has been pretrained: chains of own predictions from the first update on.
     trainer = ObsModelTrainer(
-        model, replace(config, rollout_start=0), encode=context.vocabulary.encode, seed=context.seed + 301,
-        learning_rate=config.online_learning_rate, total_updates=None,
+        model, config, encode=context.vocabulary.encode, seed=context.seed + 301,
+        learning_rate=config.online_learning_rate, total_updates=None, chains=True,
     )  # fmt: skip
 
     def validate() -> dict[str, Any]:
+        if real.stats()["held_out_decisions"] == 0:
+            return {}
         steps = config.rollout_steps + 1
         losses = trainer.validation_loss(
             real.windows(VALIDATION_WINDOWS, config.history, steps, split="held_out")
@@ -178,13 +180,11 @@ def obs_model_learner(
 
     return ModelLearner(
         OBS_MODEL, trainer, ObsModelBatches(real, trainer, config.batch, config.history), validate, weights, board,
-        context=context, precision=precision, every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,
+        every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,
     )  # fmt: skip
 
 
-def reward_model_learner(
-    context: Context, real: Modelling, weights: Weights, board: Board, *, precision: Precision
-) -> ModelLearner:
+def reward_model_learner(context: Context, real: Modelling, weights: Weights, board: Board) -> ModelLearner:
     """The learner of M_reward: frames labelled by the real outcome, real and imagined ones."""
     from world_models.training import RewardModelTrainer
 
@@ -197,7 +197,7 @@ def reward_model_learner(
     )  # fmt: skip
     batches = RewardModelBatches(context, real, context.make_obs_model().eval(), weights)
     return ModelLearner(
-        REWARD_MODEL, trainer, batches, dict, weights, board, context=context, precision=precision,
+        REWARD_MODEL, trainer, batches, dict, weights, board,
         every=config.every, burst=config.burst, validate_every=0,
     )  # fmt: skip
 

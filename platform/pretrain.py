@@ -175,12 +175,16 @@ def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> 
     records = [record for record in dataset.records if _worth_cloning(record, dataset, config)]
     held = [record for record in records if is_held_out(record.episode_id, config.held_out)]
     train = [record for record in records if not is_held_out(record.episode_id, config.held_out)]
+    valued = [record for record in dataset.records if not is_held_out(record.episode_id, config.held_out)]
     if not held or not train:
         raise DataError(
             f"{len(records)} episodes to clone are too few to hold some out", where=config.data,
             remedy="record more episodes",
         )  # fmt: skip
-    return CloningJob(context, train, held, config.policy_budget, config.run.precision)
+    return CloningJob(
+        context, train, valued, held, config.policy_budget,
+        discount=config.algorithm.gamma**config.policy.replan, precision=config.run.precision,
+    )  # fmt: skip
 
 
 def _worth_cloning(record: Record, dataset: Dataset, config: PretrainConfig) -> bool:
@@ -193,7 +197,7 @@ def _obs_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -
     from .pretraining import obs_model_job
 
     data = dataset_buffer(context, dataset, config.held_out)
-    return obs_model_job(context, data, config.obs_model_budget, config.run.precision)
+    return obs_model_job(context, data, config.obs_model_budget)
 
 
 def _reward_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
@@ -206,7 +210,7 @@ def _reward_model_job(config: PretrainConfig, context: Context, dataset: Dataset
     else:
         log.warning("reward_model: no obs_model in %s, so it sees real frames alone", config.out)
     data = dataset_buffer(context, dataset, config.held_out)
-    return reward_model_job(context, data, config.reward_model_budget, config.run.precision, obs_model)
+    return reward_model_job(context, data, config.reward_model_budget, obs_model)
 
 
 def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[str, Any]:
@@ -242,7 +246,7 @@ def _report(config: PretrainConfig, context: Context, dataset: Dataset, out: Pat
     longest = int(getattr(schedule, "end", 0) or getattr(schedule, "horizon", 0))
     quality = report_quality(
         context, dataset_buffer(context, dataset, config.held_out), models, out / "media",
-        horizon=min(longest, context.record_spec.max_decisions), precision=config.run.precision,
+        horizon=min(longest, context.record_spec.max_decisions),
     )  # fmt: skip
     card = json.loads((out / POLICY / "card.json").read_text())
     sys.stdout.write(quality_table(quality))

@@ -159,44 +159,54 @@ def _say(job: Job, fitted: Fitted, budget: PretrainBudget, stats: dict[str, floa
 
 
 class CloningJob:
-    """Behaviour cloning of successful demonstrations; the critic stays as it is."""
+    """Behaviour cloning of successful demonstrations. The critic, a network of its own, learns the demonstrators' returns
+    beside it: not yet the policy's, but a critic without features would push the first policy updates at random.
+    """
 
     name = "policy"
 
     def __init__(
-        self, context: Context, train: list[Record], held_out: list[Record], budget: PretrainBudget,
-        precision: Precision,
+        self, context: Context, cloned: list[Record], valued: list[Record], held_out: list[Record],
+        budget: PretrainBudget, *, discount: float, precision: Precision,
     ) -> None:  # fmt: skip
+        """``cloned`` are imitated, ``valued`` teach the critic; ``discount`` is per decision."""
         self._context, self._precision = context, precision
         self._policy: Policy = context.make_policy()
-        self._train, self._held_out = _Decisions(train), _Decisions(held_out)
+        self._cloned, self._held_out = _Decisions(cloned, discount), _Decisions(held_out, discount)
+        self._valued = _Decisions(valued, discount)
         self._batch = budget.batch or 128
-        if len(self._train) < self._batch:
+        if len(self._cloned) < self._batch:
             raise DataError(
-                f"policy_budget.batch={self._batch} is larger than the data ({len(self._train)} decisions)",
+                f"policy_budget.batch={self._batch} is larger than the data ({len(self._cloned)} decisions)",
                 where="policy_budget.batch", remedy="give more episodes or a smaller batch",
             )  # fmt: skip
         self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
-        self._step = OptimizerStep(
-            self._policy.actor_parameters(),
-            learning_rate=self._rate,
-            max_grad_norm=1.0,
-            device=context.device,
-        )
+        parameters = {"actor": self._policy.actor_parameters(), "critic": self._policy.critic_parameters()}
+        self._steps = {
+            name: OptimizerStep(each, learning_rate=self._rate, max_grad_norm=1.0, device=context.device)
+            for name, each in parameters.items()
+        }
         self._rng = np.random.default_rng([context.seed, 21])
         self._updates = 0
 
     def update(self) -> dict[str, float]:
-        """Cross-entropy on a batch of decisions; the rate warms up and follows a cosine."""
+        """Cross-entropy on a batch of decisions, squared error of the returns on another; the rate warms up and follows
+        a cosine.
+        """
         progress = self._updates / self._total
         warm = min(1.0, (self._updates + 1) / 50)
-        for group in self._step.optimizer.param_groups:
-            group["lr"] = self._rate * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
-        loss, statistics = self._loss(self._train, self._rng.integers(len(self._train), size=self._batch))
-        self._step.backward(loss)
-        self._step.apply()
+        share = warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        loss, statistics = self._loss(self._cloned, self._draw(self._cloned))
+        value_loss = self._value_loss(self._draw(self._valued))
+        for step, each in zip(self._steps.values(), (loss, value_loss), strict=True):
+            step.scale_rate(share)
+            step.backward(each)
+            step.apply()
         self._updates += 1
-        return {"loss": float(loss.detach()), **statistics}
+        return {"loss": float(loss.detach()), "value_loss": float(value_loss.detach()), **statistics}
+
+    def _draw(self, data: _Decisions) -> NDArray[np.int64]:
+        return self._rng.integers(len(data), size=self._batch)
 
     def _loss(self, data: _Decisions, rows: NDArray[np.int64]) -> tuple[torch.Tensor, dict[str, float]]:
         import torch
@@ -210,6 +220,15 @@ class CloningJob:
             logits = self._policy(observation).logits
         result = cloning_loss(logits, tokens, valid)
         return result.loss, {name: float(value) for name, value in result.statistics.items()}
+
+    def _value_loss(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        import torch
+
+        observation = self._context.tensors(self._valued.observation(rows))
+        returns = torch.from_numpy(self._valued.returns[rows]).to(self._context.torch_device)
+        with autocast(self._context.device, self._precision):
+            values = self._policy.values(observation)
+        return torch.nn.functional.mse_loss(values.float(), returns)
 
     def held_out_loss(self) -> float:
         """Cross-entropy on held-out successful episodes."""
@@ -227,7 +246,7 @@ class CloningJob:
         """Weights, moments, counters."""
         return {
             "policy": self.arrays(),
-            "optimizer": self._step.state(),
+            "steps": {name: step.state() for name, step in self._steps.items()},
             "updates": self._updates,
             "rng": self._rng.bit_generator.state,
         }
@@ -237,15 +256,16 @@ class CloningJob:
         from .weights import load_arrays
 
         load_arrays(self._policy, state["policy"])
-        self._step.load(state["optimizer"])
+        for name, step in self._steps.items():
+            step.load(state["steps"][name])
         self._updates = state["updates"]
         self._rng.bit_generator.state = state["rng"]
 
 
 class _Decisions:
-    """All decisions of some records, row by row."""
+    """All decisions of some records, row by row, with the discounted rewards that followed."""
 
-    def __init__(self, records: list[Record]) -> None:
+    def __init__(self, records: list[Record], discount: float) -> None:
         self._images = {
             name: np.concatenate([r.images[name][:-1] for r in records])
             for name in (records[0].images if records else {})
@@ -254,6 +274,7 @@ class _Decisions:
         self._instructions = [r.instruction for r in records for _ in range(r.length)]
         self.tokens = np.concatenate([r.tokens for r in records])
         self.valid = np.concatenate([r.valid for r in records])
+        self.returns = np.concatenate([_returns(r, discount) for r in records])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -267,26 +288,28 @@ class _Decisions:
         )
 
 
+def _returns(record: Record, discount: float) -> NDArray[np.float32]:
+    """``[T]``: rewards from each decision on; nothing is known beyond a truncation, so nothing is added there."""
+    powers = discount ** np.arange(record.length)
+    ahead = [float((record.rewards[t:] * powers[: record.length - t]).sum()) for t in range(record.length)]
+    return np.array(ahead, np.float32)
+
+
 class ModelJob:
     """M_obs or M_reward: the trainer of ``world_models.training`` on a buffer that holds the dataset."""
 
-    def __init__(
-        self, name: str, trainer: Any, batches: Any, validate: Any, context: Context, precision: Precision
-    ) -> None:
+    def __init__(self, name: str, trainer: Any, batches: Any, validate: Any) -> None:
         self.name = name
         self._trainer, self._batches, self._validate = trainer, batches, validate
-        self._context, self._precision = context, precision
 
     def update(self) -> dict[str, float]:
         """One optimizer step."""
-        with autocast(self._context.device, self._precision):
-            stats: dict[str, float] = self._trainer.update(self._batches.draw())
+        stats: dict[str, float] = self._trainer.update(self._batches.draw())
         return stats
 
     def held_out_loss(self) -> float:
         """Of the averaged weights."""
-        with autocast(self._context.device, self._precision):
-            return float(self._validate())
+        return float(self._validate())
 
     def arrays(self) -> Arrays:
         """The averaged weights."""
@@ -302,9 +325,7 @@ class ModelJob:
         self._batches.load(state["batches"])
 
 
-def obs_model_job(
-    context: Context, data: MemoryBuffer, budget: PretrainBudget, precision: Precision
-) -> ModelJob:
+def obs_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget) -> ModelJob:
     """Windows of the training split; the held-out loss is the mean over the steps of a chain on own predictions."""
     from world_models.training import ObsModelTrainer
 
@@ -325,14 +346,13 @@ def obs_model_job(
     def validate() -> float:
         return float(np.mean(trainer.validation_loss(held_out)))
 
-    return ModelJob("obs_model", trainer, batches, validate, context, precision)
+    return ModelJob("obs_model", trainer, batches, validate)
 
 
 def reward_model_job(
     context: Context,
     data: MemoryBuffer,
     budget: PretrainBudget,
-    precision: Precision,
     obs_model: ObservationModel | None,
 ) -> ModelJob:
     """Frames labelled by the real outcome, half of them imagined by ``obs_model``; held-out loss on frames of held-out
@@ -360,6 +380,4 @@ def reward_model_job(
         parts.append(imagine_outcomes(obs_model, windows, encode=encode, generator=generator))
     judged = OutcomeFrames.joined(parts)
     batches = RewardModelBatches(context, data, obs_model)
-    return ModelJob(
-        "reward_model", trainer, batches, lambda: trainer.validation_loss(judged), context, precision
-    )
+    return ModelJob("reward_model", trainer, batches, lambda: trainer.validation_loss(judged))

@@ -11,7 +11,6 @@ import numpy as np
 
 from buffers.memory import MemoryBuffer
 
-from .acceleration import Precision, autocast
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .weights import Arrays, load_arrays
 
@@ -52,7 +51,6 @@ def report_quality(
     folder: Path,
     *,
     horizon: int,
-    precision: Precision,
 ) -> ModelQuality:
     """Measure, and write ``quality.json``, ``quality.md``, ``film.png`` and ``film.mp4`` into ``folder``."""
     from world_models.quality import outcome_agreement, reward_quality
@@ -63,20 +61,19 @@ def report_quality(
     config, encode = context.world_model_config, context.vocabulary.encode
     threshold, history = config.reward_model.threshold, config.obs_model.history
     draw = {"split": "held_out", "generator": np.random.default_rng(0)}
-    with autocast(context.device, precision):
-        reports = [
-            outcome_agreement(
-                obs_model, reward_model,
-                real.windows(WINDOWS, history, horizon, episode_start=first, **draw),  # type: ignore[arg-type]
-                encode=encode, threshold=threshold,
-            )
-            for first in (False, True)
-        ]  # fmt: skip
-        frames = real.outcomes(FRAMES, balance=False, **draw)  # type: ignore[arg-type]
-        reward = reward_quality(reward_model, frames, encode=encode, threshold=threshold)
+    reports = [
+        outcome_agreement(
+            obs_model, reward_model,
+            real.windows(WINDOWS, history, horizon, episode_start=first, **draw),  # type: ignore[arg-type]
+            encode=encode, threshold=threshold,
+        )
+        for first in (False, True)
+    ]  # fmt: skip
+    frames = real.outcomes(FRAMES, balance=False, **draw)  # type: ignore[arg-type]
+    reward = reward_quality(reward_model, frames, encode=encode, threshold=threshold)
     quality = ModelQuality(reports[0], reports[1], reward)
     folder.mkdir(parents=True, exist_ok=True)
-    quality.files = film(context, real, obs_model, reward_model, folder, horizon=horizon, precision=precision)
+    quality.files = film(context, real, obs_model, reward_model, folder, horizon=horizon)
     (folder / "quality.json").write_text(json.dumps(quality.to_json(), indent=1))
     (folder / "quality.md").write_text(quality_table(quality))
     return quality
@@ -84,7 +81,6 @@ def report_quality(
 
 def film(
     context: Context, real: MemoryBuffer, obs_model: Any, reward_model: Any, folder: Path, *, horizon: int,
-    precision: Precision,
 ) -> list[str]:  # fmt: skip
     """Held-out episodes, real above imagined under the same actions: a strip and a video."""
     from world_models.film import Film, film_strip, film_video
@@ -97,10 +93,7 @@ def film(
     longest = np.argsort(-windows.mask.sum(axis=1), kind="stable")
     _, unique = np.unique(windows.ids[longest], return_index=True)
     rows = longest[np.sort(unique)][:STRIPS]
-    with autocast(context.device, precision):
-        imagined = imagine_open_loop(
-            obs_model, reward_model, windows, encode=context.vocabulary.encode, seed=0
-        )
+    imagined = imagine_open_loop(obs_model, reward_model, windows, encode=context.vocabulary.encode, seed=0)
     camera = next(iter(windows.frames))
     reals = [windows.frames[camera][row, history - 1 :][: 1 + int(windows.mask[row].sum())] for row in rows]
     dreams = [imagined.frames[camera][row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,9 @@ from .assembly import quality_horizon, shares
 from .context import OBS_MODEL, REWARD_MODEL
 from .metrics import read_rows
 from .runner import Outcome, online_steps
+from .storage import disk_errors
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "numpy", "ray", "diffusers", "accelerate", "gymnasium")
 
@@ -88,15 +92,23 @@ def summary(config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
 
 def write_report(config: TrainConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
     """Write ``summary.json``, ``media/curves.png`` and, with models, the quality report with its film."""
+    with disk_errors(folder):
+        return _write_report(config, outcome, folder)
+
+
+def _write_report(config: TrainConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
     (folder / "media").mkdir(exist_ok=True)
     curves(folder / "metrics.jsonl", folder / "media" / "curves.png")
-    if shares(config).imagines and not outcome.interrupted:
+    held_out = outcome.services.real.stats()["held_out_decisions"]
+    if shares(config).imagines and not held_out:
+        log.warning("no quality report: B_real holds no held-out episode")
+    elif shares(config).imagines and not outcome.interrupted:
         from .quality import report_quality
 
         models = {name: outcome.models[name] for name in (OBS_MODEL, REWARD_MODEL)}
         report_quality(
             outcome.context, outcome.services.real, models, folder / "media",
-            horizon=quality_horizon(config, outcome.context), precision=config.run.precision,
+            horizon=quality_horizon(config, outcome.context),
         )  # fmt: skip
     result = summary(config, outcome)
     (folder / "summary.json").write_text(json.dumps(result, indent=1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,4 +126,9 @@ def coordinate_maps(height: int, width: int) -> Float[Tensor, "1 2 h w"]:
 
 def frames_to_torch(frames: dict[str, NDArray[np.uint8]], device: torch.device) -> dict[str, Tensor]:
     """Numpy frames as tensors on ``device``."""
-    return {name: torch.from_numpy(array).to(device) for name, array in frames.items()}
+    return {name: array_to_torch(array, device) for name, array in frames.items()}
+
+
+def array_to_torch(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A tensor on ``device`` that may be written to: arrays out of shared memory are read-only, and are copied."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

@@ -10,7 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from configs.world_model import RewardModelConfig
-from world_models.base import InstructionEncoder, ModelSpec, frames_to_torch, normalized_actions
+from world_models.base import (
+    InstructionEncoder,
+    ModelSpec,
+    array_to_torch,
+    frames_to_torch,
+    normalized_actions,
+)
 from world_models.obs_model import ObservationModel
 from world_models.quality import JudgedWindows
 from world_models.training import LabelledFrames
@@ -62,7 +68,7 @@ def imagine_outcomes(
     past = {name: frame[:, :length] for name, frame in windows.frames.items()}
     history = obs_model.pixels(frames_to_torch(past, device))
     proprio = torch.from_numpy(windows.proprio[:, length - 1].copy()).to(device)
-    tokens = torch.from_numpy(windows.tokens).to(device)
+    tokens = array_to_torch(windows.tokens, device)
     words = torch.from_numpy(encode(windows.instructions)).to(device)
     brought = windows.success_within[:, 1:] & ~windows.success_within[:, :-1]
     parts: list[LabelledFrames] = []

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from configs.world_model import ObsModelConfig, RewardModelConfig
-from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.base import InstructionEncoder, array_to_torch, frames_to_torch, normalized_actions
 from world_models.obs_model import ObservationModel
 from world_models.reward_model import RewardModel
 
@@ -205,9 +205,9 @@ class ObsModelTrainer(AveragedTrainer):
         device = self.device
         return (
             frames_to_torch(batch.frames, device),
-            torch.from_numpy(batch.proprio).to(device),
-            normalized_actions(torch.from_numpy(batch.tokens).to(device), self.model.spec.bins),
-            torch.from_numpy(batch.mask).to(device),
+            array_to_torch(batch.proprio, device),
+            normalized_actions(array_to_torch(batch.tokens, device), self.model.spec.bins),
+            array_to_torch(batch.mask, device),
             torch.from_numpy(self._encode(batch.instructions)).to(device),
         )
 
