@@ -99,7 +99,7 @@ class RewardModelConfig:
     """Width of the instruction embedding and the head."""
     focal_gamma: NaturalFloat = 0.0
     """Focal-loss exponent (arXiv:1708.02002); 0 is plain binary cross-entropy."""
-    imagined_fraction: Fraction = 0.5
+    imagined_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of a training batch that M_obs imagined from real starts under the recorded actions, labelled by what really
     happened: a judge of clean frames alone misses most imagined successes."""
     imagined_steps: PositiveInt = 5

@@ -25,6 +25,10 @@ class ObsModelBatches:
         """A batch of windows."""
         return self._real.windows(self._batch, self._history, self._trainer.window_steps)
 
+    def ready(self) -> bool:
+        """Whether there is a training episode."""
+        return bool(self._real.stats()["train_decisions"])
+
     def state(self) -> dict[str, Any]:
         """The buffer keeps its own generator."""
         return {}
@@ -68,6 +72,12 @@ class RewardModelBatches:
         return self._pool.joined(
             self._real.outcomes(self._pool.real_share, split="train", balance=config.balance)
         )
+
+    def ready(self) -> bool:
+        """Whether there is a training episode and, for balanced draws, a success among them."""
+        counts = self._real.stats()
+        kind = "train_successes" if self._config.balance else "train_decisions"
+        return bool(counts[kind])
 
     def _follow(self) -> None:
         published = None if self._weights is None else self._weights.fetch(OBS_MODEL, self._version)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from configs.system import BufferConfig
 from .command import main
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context, require_device
 from .models import read_model, save_model
+from .preflight import check_dataset
 from .storage import disk_errors
 from .weights import Arrays, load_arrays
 
@@ -60,32 +62,34 @@ def run(argv: list[str]) -> int:
                 where=str(out / name),
                 remedy="choose another out=",
             )
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    if config.what == "all":
-        _run_children(argv, config)
-        _report(config, context, dataset, out)
-    else:
-        _pretrain_one(config, context, dataset, out)
+    try:
+        with disk_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        if config.what == "all":
+            _run_children(argv, config)
+            with disk_errors(out):
+                _report(config, context, dataset, out)
+        else:
+            _pretrain_one(config, context, dataset, out)
+    finally:
+        _remove_empty([*(out / f".{name}.training" for name in wanted), out])
     return 0
 
 
-def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
-    """Raise DataError unless the dataset was recorded with this env and these action tokens."""
-    context.record_spec.require(
-        dataset.spec,
-        where=where,
-        remedy="record one with this env and policy, or set env and policy to the dataset's",
-    )
-    if not dataset.records:
+def _remove_empty(folders: list[Path]) -> None:
+    """Leave no trace of a pretraining that wrote nothing."""
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _require_batch(data: MemoryBuffer, batch: int, name: str) -> None:
+    """Raise DataError when a batch would hold more than there is to learn from."""
+    there = data.stats()["train_decisions"]
+    if batch > there:
         raise DataError(
-            "the dataset is empty", where=where, remedy="record episodes with python -m platform.demos"
-        )
-    unknown = {record.instruction for record in dataset.records} - set(context.env_spec.instructions)
-    if unknown:
-        raise DataError(
-            f"instruction {sorted(unknown)[0]!r} is not one of {context.env_spec.name}'s", where=where,
-            remedy="set env.tasks to those of the dataset",
+            f"{name}_budget.batch={batch} is larger than the data ({there} decisions)",
+            where=f"{name}_budget.batch", remedy="give more episodes or a smaller batch",
         )  # fmt: skip
 
 
@@ -197,6 +201,7 @@ def _obs_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -
     from .pretraining import obs_model_job
 
     data = dataset_buffer(context, dataset, config.held_out)
+    _require_batch(data, config.obs_model_budget.batch or config.world_model.obs_model.batch, OBS_MODEL)
     return obs_model_job(context, data, config.obs_model_budget)
 
 
@@ -210,6 +215,11 @@ def _reward_model_job(config: PretrainConfig, context: Context, dataset: Dataset
     else:
         log.warning("reward_model: no obs_model in %s, so it sees real frames alone", config.out)
     data = dataset_buffer(context, dataset, config.held_out)
+    models = config.world_model
+    batch = config.reward_model_budget.batch or models.reward_model.batch
+    _require_batch(data, batch, REWARD_MODEL)
+    models = replace(models, reward_model=replace(models.reward_model, batch=batch))
+    context = replace(context, world_model_config=models)
     return reward_model_job(context, data, config.reward_model_budget, obs_model)
 
 

@@ -81,10 +81,12 @@ class RayHost:
         self._begin()
 
     def _begin(self) -> None:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        if self._config.address is None:
+            # A cluster that is there has a token of its own, or none: the user's environment knows it.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import ray
 
         began = time.monotonic()
