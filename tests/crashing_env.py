@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -13,7 +13,7 @@ CRASH_AT = 40
 class Crash(gymnasium.Env[Any, Any]):
     """Forty good steps, then an error."""
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode

@@ -64,9 +64,13 @@ def test_a_generator_state_comes_back(tmp_path: Path) -> None:
 def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     from platform.storage import new_folder, verify_folder
 
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "a") as partial:
-        (partial / "x").write_text("1")
-        raise RuntimeError
+    def break_off() -> None:
+        with new_folder(tmp_path / "a") as partial:
+            (partial / "x").write_text("1")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        break_off()
     assert list(tmp_path.iterdir()) == []
     with new_folder(tmp_path / "a") as partial:
         (partial / "x").write_text("1")
