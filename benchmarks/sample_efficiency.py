@@ -51,7 +51,10 @@ def command(module: str, *arguments: str) -> None:
     """Run one of Reverie's commands; its own words go to stderr."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [sys.executable, "-m", f"platform.{module}", *arguments], check=True, stdout=sys.stderr, env=environment
+        [sys.executable, "-m", f"platform.{module}", *arguments],
+        check=True,
+        stdout=sys.stderr,
+        env=environment,
     )
 
 
@@ -59,7 +62,10 @@ def prepare(folder: Path, size: Size) -> None:
     """Demonstrations and pretrained models, made once."""
     if not (folder / "demos").is_dir():
         command("demos", f"out={folder / 'demos'}", f"episodes={size.episodes}")
-    if not (folder / "pretrained" / "quality.json").is_file() and not (folder / "pretrained" / "media").is_dir():
+    if (
+        not (folder / "pretrained" / "quality.json").is_file()
+        and not (folder / "pretrained" / "media").is_dir()
+    ):
         command(
             "pretrain", "all", "preset=quickstart", f"data={folder / 'demos'}", f"out={folder / 'pretrained'}",
             f"policy_budget.updates={size.policy_updates}", f"obs_model_budget.updates={size.obs_model_updates}",
@@ -113,7 +119,13 @@ def plot(curves: dict[str, list[list[tuple[int, float]]]], target: float, path: 
     figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
     for mode, colour in zip(MODES, ("tab:gray", "tab:blue"), strict=True):
         for number, points in enumerate(curves[mode]):
-            axis.plot(*zip(*points, strict=True), color=colour, marker=".", alpha=0.8, label=mode if number == 0 else None)
+            axis.plot(
+                *zip(*points, strict=True),
+                color=colour,
+                marker=".",
+                alpha=0.8,
+                label=mode if number == 0 else None,
+            )
     axis.axhline(target, color="black", linewidth=0.8, linestyle=":")
     axis.set_xlabel("online real steps")
     axis.set_ylabel("greedy success on held-out starts")
@@ -130,7 +142,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--target", type=float, default=0.8)
     parser.add_argument("--prepared", type=Path, default=None, help="folder with demos/ and pretrained/")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the runs; runs that are there are not repeated")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder of the runs; runs that are there are not repeated"
+    )
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
     seeds = list(range(options.seeds or size.seeds))
@@ -180,13 +194,13 @@ def report(runs: dict[tuple[str, int], Path], seeds: list[int], target: float, q
     reached = {mode: [row["steps_to_target"] for row in rows[mode]] for mode in MODES}
     offline = rows["real"][0]["demonstration_steps"]
     # A run that never got there spent at least all that it spent: a lower bound for real, never a credit for us.
-    spent = {
-        mode: [row["steps_to_target"] or row["steps_spent"] for row in rows[mode]] for mode in MODES
-    }
+    spent = {mode: [row["steps_to_target"] or row["steps_spent"] for row in rows[mode]] for mode in MODES}
     complete = all(value is not None for value in reached["real+imagined"])
     ratio = float(np.mean(spent["real"]) / np.mean(spent["real+imagined"])) if complete else None
     with_offline = (
-        float((np.mean(spent["real"]) + offline) / (np.mean(spent["real+imagined"]) + offline)) if complete else None
+        float((np.mean(spent["real"]) + offline) / (np.mean(spent["real+imagined"]) + offline))
+        if complete
+        else None
     )
     return {
         "ratio_online": ratio,
@@ -197,7 +211,9 @@ def report(runs: dict[tuple[str, int], Path], seeds: list[int], target: float, q
         "quick": quick,
         "steps_to_target": reached,
         "demonstration_steps": offline,
-        "rows": {mode: [{k: v for k, v in row.items() if k != "curve"} for row in rows[mode]] for mode in MODES},
+        "rows": {
+            mode: [{k: v for k, v in row.items() if k != "curve"} for row in rows[mode]] for mode in MODES
+        },
         "curves": {mode: [row["curve"] for row in rows[mode]] for mode in MODES},
         "hardware": json.loads((runs["real", seeds[0]] / "summary.json").read_text())["hardware"],
     }
