@@ -81,7 +81,7 @@ def test_a_run_on_ray_learns_in_both_worlds_and_leaves_nothing_behind(demos: Pat
     code, out, err = run.end()
     assert code == 0, err
     result = summary(tmp_path / "run")
-    assert result["updates"]["policy"] == 8
+    assert result["updates"]["policy"] == 7, "in the first turn the critic warms up alone"
     assert result["updates"]["obs_model"] > 0
     assert result["updates"]["reward_model"] > 0
     assert result["real_steps"]["online"] + result["real_steps"]["warm_up"] > 0
