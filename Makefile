@@ -33,9 +33,9 @@ test: setup
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MUJOCO_GL=$${MUJOCO_GL:-osmesa} $(BIN)/python -m pytest
 
 train: setup
-	$(BIN)/python -m platform.demos out=$(RUN)/demos
-	$(BIN)/python -m platform.pretrain all data=$(RUN)/demos out=$(RUN)/pretrained
-	$(BIN)/python -m platform.train real+imagined preset=quickstart data=$(RUN)/demos \
+	$(BIN)/python -m platform.demos env=tabletop_reach out=$(RUN)/demos
+	$(BIN)/python -m platform.pretrain all env=tabletop_reach algorithm.gamma=0.95 data=$(RUN)/demos out=$(RUN)/pretrained
+	$(BIN)/python -m platform.train real+imagined env=tabletop_reach preset=quickstart data=$(RUN)/demos \
 		policy.path=$(RUN)/pretrained/policy world_model.path=$(RUN)/pretrained run.dir=$(RUN)/train
 
 docs: setup

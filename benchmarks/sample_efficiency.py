@@ -25,6 +25,7 @@ import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
 MODES = ("real", "real+imagined")
+ENV = "env=tabletop_reach"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Size:
 
 
 FULL = Size(
-    2500, 300, 900, 400, {"real": 500, "real+imagined": 160}, {"real": 20, "real+imagined": 10}, 256, 3
+    2500, 600, 1300, 500, {"real": 110, "real+imagined": 110}, {"real": 10, "real+imagined": 10}, 256, 3
 )
 QUICK = Size(300, 30, 20, 20, {"real": 4, "real+imagined": 4}, {"real": 2, "real+imagined": 2}, 32, 1)
 
@@ -61,13 +62,13 @@ def command(module: str, *arguments: str) -> None:
 def prepare(folder: Path, size: Size) -> None:
     """Demonstrations and pretrained models, made once."""
     if not (folder / "demos").is_dir():
-        command("demos", f"out={folder / 'demos'}", f"episodes={size.episodes}")
+        command("demos", ENV, f"out={folder / 'demos'}", f"episodes={size.episodes}")
     if (
         not (folder / "pretrained" / "quality.json").is_file()
         and not (folder / "pretrained" / "media").is_dir()
     ):
         command(
-            "pretrain", "all", "preset=quickstart", f"data={folder / 'demos'}", f"out={folder / 'pretrained'}",
+            "pretrain", "all", ENV, "algorithm.gamma=0.95", f"data={folder / 'demos'}", f"out={folder / 'pretrained'}",
             f"policy_budget.updates={size.policy_updates}", f"obs_model_budget.updates={size.obs_model_updates}",
             f"reward_model_budget.updates={size.reward_model_updates}",
         )  # fmt: skip
@@ -79,7 +80,7 @@ def train(prepared: Path, folder: Path, mode: str, seed: int, size: Size, target
     if (run / "summary.json").is_file():
         return run
     command(
-        "train", mode, "preset=quickstart", "host=serial", f"run.dir={run}", f"run.seed={seed}",
+        "train", mode, ENV, "preset=quickstart", "host=serial", f"run.dir={run}", f"run.seed={seed}",
         f"data={prepared / 'demos'}", f"policy.path={prepared / 'pretrained' / 'policy'}",
         f"world_model.path={prepared / 'pretrained'}", f"run.stop.updates={size.turns[mode]}",
         f"run.stop.success={min(0.99, target + 0.08)}", f"evaluation.every={size.every[mode]}",

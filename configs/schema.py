@@ -84,6 +84,8 @@ class NoiseLevel:
     """Deviation of Gaussian noise on each action, in units of the action range's half."""
     random_decisions: Fraction = 0.0
     """Probability that a whole decision is random."""
+    speed: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the arm's speed that the demonstrator uses: people who teach a robot move it with care."""
 
 
 @component
@@ -92,7 +94,7 @@ class DemosConfig:
 
     out: str = "outputs/demos"
     """Dataset folder; never overwritten."""
-    episodes: PositiveInt = 1000
+    episodes: PositiveInt = 2500
     """How many."""
     seed: Seed = 0
     """First seed; held-out evaluation starts lie elsewhere (``evaluation.seed``)."""
@@ -102,7 +104,7 @@ class DemosConfig:
     """Discount per env step with which the rewards inside a chunk are summed: ``algorithm.gamma`` of the training."""
     noise: Annotated[list[NoiseLevel], Field(min_length=1)] = field(
         default_factory=lambda: [
-            NoiseLevel(share=2.0, action_noise=0.1),
+            NoiseLevel(share=2.0, action_noise=0.2, speed=0.5),
             NoiseLevel(share=1.0, action_noise=0.4, random_decisions=0.1),
             NoiseLevel(share=1.0, action_noise=0.5, random_decisions=0.5),
         ]
@@ -140,8 +142,8 @@ class PretrainConfig:
     """Dataset folder."""
     out: str = "outputs/pretrained"
     """Folder for the models; a model in it is never overwritten."""
-    success_only: bool = True
-    """Clone only successful episodes (the models learn from all)."""
+    success_only: bool = False
+    """Clone only successful episodes. A calm demonstrator who runs out of time still shows what to do."""
     clone_noise: NaturalFloat = 0.2
     """Clone only demonstrations whose action noise was at most this, where the dataset says how noisy each was."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -157,8 +159,8 @@ class PretrainConfig:
     policy_budget: PretrainBudget = field(
         default_factory=lambda: PretrainBudget(updates=600, batch=128, learning_rate=1.5e-3)
     )
-    obs_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=1500))
-    reward_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=600))
+    obs_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=1300))
+    reward_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=500))
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

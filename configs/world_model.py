@@ -113,7 +113,7 @@ class RewardModelConfig:
     shift: NaturalInt = 2
     """Largest random shift of a training frame along either axis, in pixels: few success frames must tell places, not
     scenes."""
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Success probability above which an imagined episode terminates; balanced draws make probabilities run high."""
     batch: PositiveInt = 128
     """Frames per update."""

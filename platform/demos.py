@@ -64,6 +64,7 @@ class Demonstrator:
         self._env = env
         self._tokenizer = context.tokenizer
         self._noise = np.array([level.action_noise for level in config.noise], np.float32)
+        self._speed = np.array([level.speed for level in config.noise], np.float32)
         self._random = np.array([level.random_decisions for level in config.noise], np.float32)
         self._shares = np.cumsum([level.share for level in config.noise])
         self._keys = np.zeros(env.num_slots, np.uint64)
@@ -91,10 +92,12 @@ class Demonstrator:
         draws = uniform(keys, 2, 1 + dim)
         random = draws[:, :1] < self._random[self.level[slots], None]
         held = 2 * draws[:, 1:] - 1
+        speed = self._speed[self.level[slots], None]
         tokens = np.zeros((n, chunk, dim), np.int16)
 
         def behave(step: int, actions: Floats) -> Floats:
-            disturbed = np.where(random, held, actions + noise[:, step])
+            careful = np.concatenate([actions[:, :2] * speed, actions[:, 2:]], axis=1)
+            disturbed = np.where(random, held, careful + noise[:, step])
             tokens[:, step] = self._tokenizer.encode(disturbed)
             return self._tokenizer.decode(tokens[:, step])
 

@@ -13,8 +13,10 @@ from ..metrics import BusyClock
 from ..role import Role, State
 from .base import Health
 
-IDLE_S = 0.005
-"""Pause of a loop that found nothing to do: a few calls to the services per such pause cost more than it."""
+FIRST_IDLE_S = 0.005
+LONGEST_IDLE_S = 0.1
+"""Pause of a loop that found nothing to do; it doubles while nothing comes. Every look costs a few calls to the
+services: five roles that looked every 5 ms would burn a core."""
 
 
 class ServiceActor:
@@ -55,12 +57,16 @@ class RoleActor:
         return os.getpid()
 
     def _loop(self) -> None:
+        idle_s = FIRST_IDLE_S
         while self._error is None:
             self._running.wait()
             with self._still:
                 worked = self._step() if self._running.is_set() else True
-            if not worked:
-                time.sleep(IDLE_S)
+            if worked:
+                idle_s = FIRST_IDLE_S
+            else:
+                time.sleep(idle_s)
+                idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _step(self) -> bool:
         self._step_began = time.monotonic()
