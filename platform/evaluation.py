@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from configs.system import EvaluationConfig
 
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
+from .learners import policy_waits_for_models
 from .metrics import Averages, SuccessRate
 from .role import State
 from .services import Modelling
@@ -153,13 +154,14 @@ class Evaluator:
         self._reports: deque[list[dict[str, Any]]] = deque(maxlen=QUALITY_MEMORY)
         self._next_policy = config.every
         self._next_quality = 0
+        self._models_seen = 0
         self._averages = Averages()
         self._run = {"success": self._success, "quality": self._quality}
 
     def step(self) -> bool:
         """Run the next job, if one is due."""
         board = self._board.read()
-        self._plan(int(board.get("policy/version", 0)))
+        self._plan(board)
         if not self._jobs:
             return False
         job = self._jobs.popleft()
@@ -168,12 +170,15 @@ class Evaluator:
         self._averages.add({f"time/evaluate/{job}_s": time.monotonic() - began})
         return True
 
-    def _plan(self, version: int) -> None:
+    def _plan(self, board: dict[str, Any]) -> None:
         config = self._config
-        due = self._models and config.quality_every and version >= self._next_quality
-        if due and self._real.stats()["held_out_decisions"]:
+        version, models = int(board.get("policy/version", 0)), int(board.get("obs_model/version", 0))
+        due = version >= self._next_quality
+        if policy_waits_for_models(board):
+            due = due or models >= self._models_seen + config.quality_every
+        if due and self._models and config.quality_every and self._real.stats()["held_out_decisions"]:
             self._jobs.append("quality")
-            self._next_quality = version + config.quality_every
+            self._next_quality, self._models_seen = version + config.quality_every, models
         if config.every and version >= self._next_policy:
             self._jobs.append("success")
             self._next_policy = version + config.every
@@ -210,6 +215,7 @@ class Evaluator:
             "jobs": list(self._jobs),
             "next_policy": self._next_policy,
             "next_quality": self._next_quality,
+            "models_seen": self._models_seen,
             "reports": list(self._reports),
         }
 
@@ -218,6 +224,7 @@ class Evaluator:
         self._jobs = deque(state["jobs"])
         self._reports = deque(state["reports"], maxlen=QUALITY_MEMORY)
         self._next_policy, self._next_quality = state["next_policy"], state["next_quality"]
+        self._models_seen = state["models_seen"]
 
     def metrics(self) -> dict[str, float]:
         """Times of the jobs."""

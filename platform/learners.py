@@ -65,6 +65,8 @@ class Batches(Protocol):
 class ModelLearner:
     """Takes a turn of ``burst`` updates every ``every`` policy turns, then publishes the averaged weights.
 
+    While imagination is shut and the policy learns from nothing else, turns follow each other: only better models can
+    open it again.
     One ``step`` is one update. Turns that come due while one runs are merged into one: a slow model learner never holds
     the policy back, and never owes work.
     """
@@ -98,14 +100,15 @@ class ModelLearner:
         """One update, if a turn is due or under way."""
         due = self._served
         if self._left == 0:
-            due = int(self._board.read().get("policy/turns", 0)) // self._every
-            if due <= self._served:
+            board = self._board.read()
+            due = int(board.get("policy/turns", 0)) // self._every
+            if due <= self._served and not policy_waits_for_models(board):
                 return False
         # A run without demonstrations may have seen no success yet: the turn waits, nobody waits for it.
         if not self._batches.ready():
             return False
         if self._left == 0:
-            self._served, self._left = due, self._burst
+            self._served, self._left = max(due, self._served), self._burst
         began = time.monotonic()
         stats = self._trainer.update(self._batches.draw())
         self._averages.add(stats, prefix=f"{self._model_name}/")
@@ -149,6 +152,11 @@ class ModelLearner:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def policy_waits_for_models(board: dict[str, Any]) -> bool:
+    """Imagination is shut, and the policy learns from it alone."""
+    return not board.get("imagination/open", True) and not board.get("policy/learns_from_real", True)
 
 
 VALIDATION_WINDOWS = 64

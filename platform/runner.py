@@ -192,7 +192,8 @@ class Runner:
             return
         card = Path(str(self._config.world_model.path)) / OBS_MODEL / "card.json"
         known = json.loads(card.read_text()).get("first_val_loss") if card.is_file() else None
-        services.store.put({"policy/version": 0, "policy/turns": 0, "obs_model/first_val_loss": known})
+        facts = {"policy/version": 0, "policy/turns": 0, "obs_model/first_val_loss": known}
+        services.store.put({**facts, "policy/learns_from_real": self._config.mode != "imagined"})
 
     @contextmanager
     def _catch_interrupt(self) -> Iterator[None]:

@@ -83,6 +83,22 @@ def test_each_mode_trains_on_what_it_names(demos: Path, tmp_path: Path, mode: st
     assert states["summary"]["real_steps"]["demonstrations"] > 0
 
 
+def test_shut_imagination_trains_the_models_until_it_opens(demos: Path, tmp_path: Path) -> None:
+    from platform.metrics import read_rows
+
+    # Untrained models never agree this well: the gate stays shut, and only the models learn.
+    states = run(
+        tmp_path / "run", "imagined", f"data={demos}", "imagination.gate.enabled=true",
+        "imagination.gate.min_agreement=1.0", "imagination.gate.max_false_success=0.0",
+        "evaluation.quality_every=2", "run.stop.wall_s=8", "run.log_every_s=0.5", "run.stop.updates=100000",
+    )  # fmt: skip
+    assert states["summary"]["imagined_steps"] == 0
+    assert states["summary"]["updates"]["obs_model"] > 3
+    assert states["summary"]["updates"]["reward_model"] > 3
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "quality/by_horizon" in row]
+    assert rows[-1]["quality/by_horizon"][0]["windows"] > rows[0]["quality/by_horizon"][0]["windows"]
+
+
 def test_frozen_models_need_no_environment(demos: Path, tmp_path: Path) -> None:
     states = run(
         tmp_path / "run", "imagined", f"data={demos}", "world_model.frozen=true", "run.stop.updates=3"
