@@ -174,7 +174,7 @@ def _pretrain_one(config: PretrainConfig, context: Context, dataset: Dataset, ou
 def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
     from buffers.index import is_held_out
 
-    from .pretraining import CloningJob
+    from .cloning import CloningJob
 
     records = [record for record in dataset.records if _worth_cloning(record, dataset, config)]
     held = [record for record in records if is_held_out(record.episode_id, config.held_out)]
