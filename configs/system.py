@@ -93,7 +93,9 @@ class EvaluationConfig:
     envs: PositiveInt = 64
     """Environment slots."""
     seed: Seed = 1_000_000
-    """First seed of the held-out starts."""
+    """First seed of the held-out starts of the table before and after."""
+    online_seed: Seed = 2_000_000
+    """First seed of the starts of evaluations during a run: what a run is steered by is not what it is judged by."""
 
 
 @component

@@ -192,7 +192,7 @@ class Evaluator:
         for name in ("greedy", "sampled"):
             result = evaluate_policy(
                 self._context, self._env, self._policy, trials=self._config.online_trials,
-                first_seed=self._config.seed, greedy=name == "greedy",
+                first_seed=self._config.online_seed, greedy=name == "greedy",
             )  # fmt: skip
             facts[f"evaluation/{name}"] = result.rate.to_json()
         self._board.put(facts)
