@@ -28,6 +28,8 @@ class AlgorithmBase:
     """AdamW, policy network."""
     learning_rate_warm_up: NaturalInt = 20
     """Policy updates over which its rate rises from zero: Adam's first steps are as long as any, whatever the gradient."""
+    learning_rate_end: Fraction = 1.0
+    """Share of that rate which is left at the run's last turn; it falls on a straight line."""
     critic_learning_rate: NaturalFloat = 1e-3
     """AdamW, critic network (its own trunk: value gradients never reach the policy)."""
     critic_warm_up: NaturalInt = 20

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from .envs.base import Observation
 
-POLICY, OBS_MODEL, REWARD_MODEL, ANCHOR = "policy", "obs_model", "reward_model", "anchor"
+POLICY, OBS_MODEL, REWARD_MODEL = "policy", "obs_model", "reward_model"
+ANCHOR, BEST = "anchor", "best"
+"""The policy that the run started from; the one that evaluated best during the run."""
 
 
 class HasModels(Protocol):

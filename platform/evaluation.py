@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from configs.system import EvaluationConfig
 
-from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
+from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .learners import policy_waits_for_models
 from .metrics import Averages, SuccessRate
 from .role import State
 from .services import Modelling
-from .weights import Board, Weights, load_arrays
+from .weights import Board, Published, Weights, load_arrays
 
 if TYPE_CHECKING:
     from policies.base import Policy
@@ -155,6 +155,7 @@ class Evaluator:
         self._next_policy = config.every
         self._next_quality = 0
         self._models_seen = 0
+        self._best = -1.0
         self._averages = Averages()
         self._run = {"success": self._success, "quality": self._quality}
 
@@ -196,6 +197,15 @@ class Evaluator:
             )  # fmt: skip
             facts[f"evaluation/{name}"] = result.rate.to_json()
         self._board.put(facts)
+        self._keep_best(published, facts)
+
+    def _keep_best(self, published: Published, facts: dict[str, Any]) -> None:
+        """Greedy and sampled success together: the mean of two halves the noise of one."""
+        score = (facts["evaluation/greedy"]["rate"] + facts["evaluation/sampled"]["rate"]) / 2
+        if score > self._best:
+            self._best = score
+            self._weights.publish(BEST, published.version, published.arrays)
+            self._board.put({"evaluation/best_version": published.version})
 
     def _quality(self, board: dict[str, Any]) -> None:
         for name, model in self._models.items():
@@ -216,6 +226,7 @@ class Evaluator:
             "next_policy": self._next_policy,
             "next_quality": self._next_quality,
             "models_seen": self._models_seen,
+            "best": self._best,
             "reports": list(self._reports),
         }
 
@@ -224,7 +235,7 @@ class Evaluator:
         self._jobs = deque(state["jobs"])
         self._reports = deque(state["reports"], maxlen=QUALITY_MEMORY)
         self._next_policy, self._next_quality = state["next_policy"], state["next_quality"]
-        self._models_seen = state["models_seen"]
+        self._models_seen, self._best = state["models_seen"], state["best"]
 
     def metrics(self) -> dict[str, float]:
         """Times of the jobs."""

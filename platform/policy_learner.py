@@ -168,11 +168,17 @@ class PolicyLearner:
             )  # fmt: skip
             self._actor.backward(result.loss * (self._count(piece) / max(1, total)))
             self._note(result.statistics)
-        rise = self._algorithm.learning_rate_warm_up
-        self._actor.scale_rate(min(1.0, (self.updates + 1) / rise) if rise else 1.0)
+        self._actor.scale_rate(self._rate_share())
         norm = self._actor.apply()
         self._averages.add({} if norm is None else {"policy/grad_norm": norm})
         self.updates += 1
+
+    def _rate_share(self) -> float:
+        """Rises over the first updates, falls over the run's turns."""
+        rise = self._algorithm.learning_rate_warm_up
+        risen = min(1.0, (self.updates + 1) / rise) if rise else 1.0
+        done = min(1.0, self.turns / self._pacing.max_turns)
+        return risen * (1.0 - (1.0 - self._algorithm.learning_rate_end) * done)
 
     def _count(self, piece: DecisionBatch) -> int:
         """What the objective's mean is taken over: tokens, or decisions at chunk level."""

@@ -23,7 +23,7 @@ from configs.schema import TrainConfig
 
 from .assembly import HOSTS, Services, place_roles, place_services, publish_first, shares
 from .checkpoint import write_checkpoint
-from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
+from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
 from .metrics import make_trackers, read_rows
@@ -289,12 +289,10 @@ class Runner:
         self._states |= host.states(skip=late)
         self._states["runner"] = vars(self._progress)
         turns = self._states["policy_learner"]["turns"]
-        models = {
-            name: held["arrays"]
-            for name, held in self._states["store"]["weights"].items()
-            if name != "anchor"
-        }
-        models[POLICY] = self._states["policy_learner"]["policy"]
+        held = self._states["store"]["weights"]
+        models = {name: held[name]["arrays"] for name in (OBS_MODEL, REWARD_MODEL) if name in held}
+        # What a checkpoint offers for use is the policy that evaluated best, once a run has evaluated any.
+        models[POLICY] = held[BEST]["arrays"] if BEST in held else self._states["policy_learner"]["policy"]
         write_checkpoint(
             self._folder / "checkpoints", turns, self._states, models, self._context,
             keep=self._config.run.keep_checkpoints,
