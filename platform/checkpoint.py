@@ -4,7 +4,8 @@
 
     checkpoints/
       000120/                 policy turns done; renamed into place when complete, hashed in manifest.json
-        policy/               config.json, model.safetensors, card.json: all that evaluation needs
+        policy/               config.json, model.safetensors, card.json: all that evaluation needs; the version that
+                              evaluated best so far, else the newest
         obs_model/            likewise, the averaged weights
         reward_model/         likewise
         training_state/       every role's and service's state, the runner's counters

@@ -1,29 +1,15 @@
-"""Generalised advantage estimation over decisions, chunk rewards and normalisation over all ranks.
+"""Generalised advantage estimation over decisions, and normalisation over all ranks.
 
-Shape letters: B records, T decisions, K actions per chunk.
+Shape letters: B records, T decisions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
-from numpy.typing import NDArray
 from torch import Tensor
-
-
-def chunk_rewards(
-    rewards: NDArray[np.floating], valid: NDArray[np.bool_], gamma: float
-) -> NDArray[np.float32]:
-    """``[...]``: sum over k of ``gamma^k r_k`` where ``valid``, from rewards and valid ``[..., K]``.
-
-    ``gamma`` is the discount per env step; what is not valid may be anything.
-    """
-    discounts = np.float64(gamma) ** np.arange(rewards.shape[-1])
-    total: NDArray[np.float32] = (np.where(valid, rewards, 0.0) * discounts).sum(axis=-1).astype(np.float32)
-    return total
 
 
 def gae(

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.advantages import AdvantageStatistics, chunk_rewards, gae, normalize
+from policies.advantages import AdvantageStatistics, gae, normalize
 
 
 def run(
@@ -126,14 +126,6 @@ def test_equals_brute_force(seed: int, steps: int, gamma: float, lam: float) -> 
         assert np.allclose(advantages[row].numpy(), expected, atol=1e-9)
         inside = np.arange(steps) < lengths[row]
         assert np.allclose(returns[row].numpy(), np.where(inside, expected + values[row, :-1], 0), atol=1e-9)
-
-
-def test_chunk_rewards_by_hand() -> None:
-    rewards = np.array([[1.0, 2.0, 4.0], [1.0, np.nan, 9.0]], dtype=np.float32)
-    valid = np.array([[True, True, True], [True, False, False]])
-    summed = chunk_rewards(rewards, valid, 0.5)
-    assert summed.dtype == np.float32
-    assert summed.tolist() == [3.0, 1.0]
 
 
 def test_statistics_merge_exactly_and_normalise_once() -> None:

@@ -129,3 +129,20 @@ def test_state_and_load_continue_bit_for_bit():
     np.testing.assert_array_equal(first.observation.images["top"], second.observation.images["top"])
     np.testing.assert_array_equal(first.rewards, second.rewards)
     np.testing.assert_array_equal(first.valid, second.valid)
+
+
+def test_chunk_rewards_by_hand_whatever_was_not_executed():
+    from platform.envs.base import Observation, StepResult
+
+    none = np.zeros(2, np.bool_)
+    result = StepResult(
+        observation=Observation({}, np.zeros((2, 0), np.float32), ["", ""]),
+        rewards=np.array([[1.0, 2.0, 4.0], [1.0, np.nan, 9.0]], np.float32),
+        valid=np.array([[True, True, True], [True, False, False]]),
+        terminated=none,
+        truncated=none,
+        success=none,
+    )
+    summed = result.chunk_rewards(0.5)
+    assert summed.dtype == np.float32
+    assert summed.tolist() == [3.0, 1.0]

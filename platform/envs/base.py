@@ -69,9 +69,13 @@ class StepResult:
     """``[n]``: success happened in this chunk."""
 
     def chunk_rewards(self, gamma: float) -> NDArray[np.float32]:
-        """``[n]``: rewards of the executed env steps, summed with the env-step discount ``gamma``."""
+        """``[n]``: rewards of the executed env steps, summed with the env-step discount ``gamma``.
+
+        What was not executed may be anything.
+        """
         discounts = gamma ** np.arange(self.rewards.shape[1])
-        total: NDArray[np.float32] = (self.rewards * self.valid * discounts).sum(axis=1).astype(np.float32)
+        executed = np.where(self.valid, self.rewards, 0.0)
+        total: NDArray[np.float32] = (executed * discounts).sum(axis=1).astype(np.float32)
         return total
 
 
