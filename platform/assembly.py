@@ -174,7 +174,7 @@ def _imagination(
 
     return Imagination(
         context, config.imagination, services.real, services.imagined, services.store, services.store,
-        needed=needed, budget=budget, precision=config.run.precision,
+        needed=needed, budget=budget,
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class CloningJob:
         observation = self._context.tensors(self._valued.observation(rows))
         returns = torch.from_numpy(self._valued.returns[rows]).to(self._context.torch_device)
         with autocast(self._context.device, self._precision):
-            values = self._policy.values(observation)
+            values = self._policy.value(self._policy.features(observation))
         return torch.nn.functional.mse_loss(values.float(), returns)
 
     def held_out_loss(self) -> float:

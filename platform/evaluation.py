@@ -71,7 +71,7 @@ def evaluate_policy(
         slots = np.array(sorted(trial_of), np.int64)
         observation = _below([seen[int(slot)] for slot in slots])
         with torch.inference_mode():
-            tokens, _ = policy.act(context.tensors(observation), greedy=greedy, generator=generator)
+            tokens = policy.act(context.tensors(observation), greedy=greedy, generator=generator).tokens
         result = env.step(slots, context.tokenizer.decode(tokens.cpu().numpy()))
         _remember(seen, slots, result.observation)
         numbers = np.array([trial_of[int(slot)] for slot in slots])

@@ -18,7 +18,6 @@ from buffers.records import Record
 from configs.world_model import ImaginationConfig
 from world_models.schedules import ScheduleInputs, gated_horizon, make_schedule
 
-from .acceleration import Precision, autocast
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .envs.base import Observation
 from .guard import Guard
@@ -71,7 +70,6 @@ class Imagination:
         *,
         needed: int,
         budget: float,
-        precision: Precision,
     ) -> None:
         import torch
 
@@ -81,7 +79,6 @@ class Imagination:
         self._context, self._config = context, config
         self._real, self._imagined, self._weights, self._board = real, imagined, weights, board
         self._needed, self._budget = needed, budget
-        self._precision = precision
         self._policy = context.make_policy().eval()
         obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
         self._modules = {POLICY: self._policy, OBS_MODEL: obs_model, REWARD_MODEL: reward_model}
@@ -189,10 +186,7 @@ class Imagination:
         for _ in range(horizon):
             tensors = self._context.tensors(observation)
             with torch.inference_mode():
-                tokens, log_probs = self._policy.act(tensors, greedy=False, generator=self._generator)
-                # A critic's rounding is far below its error; the actor's would break the ratios.
-                with autocast(self._context.device, self._precision):
-                    values = self._policy.values(tensors)
+                tokens, log_probs, values = self._policy.act(tensors, greedy=False, generator=self._generator)
             trace.tokens.append(tokens.cpu().numpy().astype(np.int16))
             trace.log_probs.append(log_probs.float().cpu().numpy())
             trace.values.append(values.float().cpu().numpy())

@@ -151,8 +151,7 @@ class InferenceService:
         joined = concatenate(observations)
         tensors = self._context.tensors(joined)
         with torch.inference_mode():
-            tokens, log_probs = self._policy.act(tensors, greedy=False, generator=self._generator)
-            values = self._policy.values(tensors)
+            tokens, log_probs, values = self._policy.act(tensors, greedy=False, generator=self._generator)
         arrays = (
             tokens.cpu().numpy().astype(np.int16),
             log_probs.float().cpu().numpy(),

@@ -1,6 +1,6 @@
 """From leased records to a flat batch of decisions with advantages and returns.
 
-Shape letters: R records, T decisions (padded), N decisions in the flat batch, K actions, D action dimensions.
+Shape letters: R records, T decisions (padded), N decisions in the flat batch, K actions, D action dimensions, F features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from buffers.records import RecordBatch
     from policies.base import ObservationTensors, Policy
 
-_VALUE_ROWS = 512
+_FEATURE_ROWS = 512
 
 
 @dataclass
@@ -43,6 +43,8 @@ class DecisionBatch:
     """``[N]``"""
     old_values: torch.Tensor
     """``[N]`` of the behaviour."""
+    features: torch.Tensor
+    """``[N, F]``: what the critic reads, computed once for the whole turn."""
     version: NDArray[np.int32]
     """``[M]`` of all leased decisions, those beyond the bound too."""
     present: NDArray[np.bool_]
@@ -57,7 +59,8 @@ class DecisionBatch:
         """Rows ``index``."""
         return DecisionBatch(
             self.observations.take(index), self.tokens[index], self.log_probs[index], self.valid[index],
-            self.advantages[index], self.returns[index], self.old_values[index], self.version, self.present,
+            self.advantages[index], self.returns[index], self.old_values[index], self.features[index],
+            self.version, self.present,
         )  # fmt: skip
 
 
@@ -94,7 +97,7 @@ def decision_batch(
     )
 
 
-_TENSORS = ("tokens", "log_probs", "valid", "advantages", "returns", "old_values")
+_TENSORS = ("tokens", "log_probs", "valid", "advantages", "returns", "old_values", "features")
 
 
 def _record_part(
@@ -110,7 +113,8 @@ def _record_part(
 
     from policies.advantages import gae
 
-    values = _values(context, batch, policy, recompute=algorithm.recompute_values)
+    features = _features(context, batch, policy)
+    values = _values(batch, features, policy, recompute=algorithm.recompute_values)
     advantages, returns = gae(
         torch.from_numpy(np.array(batch.rewards)), values, torch.from_numpy(np.array(batch.terminated)),
         torch.from_numpy(np.array(batch.lengths)), discount, algorithm.gae_lambda,
@@ -131,31 +135,40 @@ def _record_part(
         "advantages": advantages[mask],
         "returns": returns[mask],
         "old_values": torch.from_numpy(np.array(batch.values[kept])),
+        "features": features[:, :-1][mask],
     }
 
 
-def _values(context: Context, batch: RecordBatch, policy: Policy, *, recompute: bool) -> torch.Tensor:
-    """``[R, T+1]``; the bootstrap value is always the newest critic's, since nobody recorded one."""
+def _features(context: Context, batch: RecordBatch, policy: Policy) -> torch.Tensor:
+    """``[R, T+1, F]`` of the newest actor, on the CPU; zeros behind a record's bootstrap observation."""
     import torch
 
-    steps = np.arange(batch.tokens.shape[1] + 1)[None, :] <= batch.lengths[:, None]
-    if not recompute:
-        steps &= np.arange(batch.tokens.shape[1] + 1)[None, :] == batch.lengths[:, None]
-    rows, columns = np.nonzero(steps)
-    values = torch.zeros(steps.shape)
-    if not recompute:
-        values[:, :-1] = torch.from_numpy(np.array(batch.values))
+    rows, columns = np.nonzero(np.arange(batch.tokens.shape[1] + 1)[None, :] <= batch.lengths[:, None])
     computed = []
-    for start in range(0, len(rows), _VALUE_ROWS):
-        piece = slice(start, start + _VALUE_ROWS)
+    for start in range(0, len(rows), _FEATURE_ROWS):
+        piece = slice(start, start + _FEATURE_ROWS)
         observation = Observation(
             {name: frames[rows[piece], columns[piece]] for name, frames in batch.images.items()},
             batch.proprio[rows[piece], columns[piece]],
             [batch.instructions[row] for row in rows[piece]],
         )
-        with torch.inference_mode():
-            computed.append(policy.values(context.tensors(observation)).float().cpu())
-    values[torch.from_numpy(rows), torch.from_numpy(columns)] = torch.cat(computed).clone()
+        with torch.no_grad():
+            computed.append(policy.features(context.tensors(observation)).float().cpu())
+    flat = torch.cat(computed)
+    features = torch.zeros(batch.tokens.shape[0], batch.tokens.shape[1] + 1, flat.shape[1])
+    features[torch.from_numpy(rows), torch.from_numpy(columns)] = flat
+    return features
+
+
+def _values(batch: RecordBatch, features: torch.Tensor, policy: Policy, *, recompute: bool) -> torch.Tensor:
+    """``[R, T+1]``; the bootstrap value is always the newest critic's, since nobody recorded one."""
+    import torch
+
+    with torch.no_grad():
+        values = policy.value(features.to(next(policy.critic_parameters()).device)).cpu()
+    if not recompute:
+        decided = torch.from_numpy(np.array(batch.decisions))
+        values[:, :-1] = torch.where(decided, torch.from_numpy(np.array(batch.values)), values[:, :-1])
     return values
 
 

@@ -60,7 +60,7 @@ class PolicyLearner:
         *,
         precision: Precision,
     ) -> None:
-        """The actor always runs in float32, since ratios must be exact; ``precision`` is that of critic and anchor."""
+        """The actor always runs in float32, since ratios must be exact; ``precision`` is that of the critic's features and the anchor."""
         self.name = "policy_learner"
         self._precision = precision
         self._context = context
@@ -191,10 +191,9 @@ class PolicyLearner:
 
         total = sum(len(piece) for piece in pieces)
         for piece in pieces:
-            with autocast(self._context.device, self._precision):
-                values = self.policy.values(piece.observations)
+            values = self.policy.value(piece.features)
             result = value_loss(
-                self._algorithm, values.float(), piece.returns, piece.old_values, piece.valid.any(dim=1)
+                self._algorithm, values, piece.returns, piece.old_values, piece.valid.any(dim=1)
             )
             self._critic.backward(result.loss * (len(piece) / total))
             self._note(result.statistics)

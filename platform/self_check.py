@@ -28,7 +28,7 @@ def self_check(context: Context, arrays: Arrays, algorithm: AlgorithmConfig) -> 
     policy = context.make_policy()
     load_arrays(policy, arrays)
     observation = context.tensors(_noise(context))
-    tokens, behaviour = policy.act(observation, greedy=False, generator=torch.Generator().manual_seed(0))
+    tokens, behaviour, _ = policy.act(observation, greedy=False, generator=torch.Generator().manual_seed(0))
     half = ROWS // 2
     with torch.no_grad():
         logits = torch.cat(

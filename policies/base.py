@@ -1,6 +1,7 @@
 """What every policy is, and how one is made.
 
-Shape letters: B observations, K actions per chunk, D action dimensions, P proprio numbers, L instruction words.
+Shape letters: B observations, K actions per chunk, D action dimensions, P proprio numbers, L instruction words,
+F features.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,10 +131,24 @@ class PolicyOutput:
 
     logits: Float[Tensor, "B K D bins"]
     """Always float32: log-probabilities in half precision are too coarse for ratios."""
+    features: Float[Tensor, "B F"]
+    """What the critic reads of the actor: float32, without gradient."""
+
+
+class Choice(NamedTuple):
+    """What was chosen for a batch of observations, without gradient."""
+
+    tokens: Int64[Tensor, "B K D"]
+    log_probs: Float[Tensor, "B K D"]
+    values: Float[Tensor, " B"]
 
 
 class Policy(nn.Module, ABC):
-    """An actor and a critic that share no parameters."""
+    """An actor, and a critic that reads the actor's features and never changes them.
+
+    A value loss that reaches the actor's trunk destroys a cloned policy; a critic with a trunk of its own takes
+    thousands of updates to find what the actor already sees.
+    """
 
     spec: PolicySpec
     vocabulary: InstructionVocabulary
@@ -143,7 +158,11 @@ class Policy(nn.Module, ABC):
         """The actor alone."""
 
     @abstractmethod
-    def values(self, obs: ObservationTensors) -> Float[Tensor, " B"]:
+    def features(self, obs: ObservationTensors) -> Float[Tensor, "B F"]:
+        """``forward(obs).features`` without the rest."""
+
+    @abstractmethod
+    def value(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
         """The critic, float32."""
 
     @abstractmethod
@@ -157,9 +176,11 @@ class Policy(nn.Module, ABC):
     @torch.no_grad()
     def act(
         self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "B K D"], Float[Tensor, "B K D"]]:
-        """Tokens and their log-probabilities (float32), without gradient; the same generator gives the same tokens."""
-        return choose_tokens(self.forward(obs).logits, greedy=greedy, generator=generator)
+    ) -> Choice:
+        """Tokens, their log-probabilities and the values (float32); the same generator gives the same tokens."""
+        output = self.forward(obs)
+        tokens, log_probs = choose_tokens(output.logits, greedy=greedy, generator=generator)
+        return Choice(tokens, log_probs, self.value(output.features))
 
     def log_probs(
         self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"]

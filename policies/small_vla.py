@@ -1,9 +1,10 @@
 """A vision-language-action policy small enough to train on a CPU.
 
 The actor reads tokens (keypoints, a coarse feature map, words, proprio) with one query per action dimension. The critic
-has its own stem and trunk: a value loss that reaches the policy's trunk destroys a cloned policy.
+reads what the actor saw: keypoints, proprio, the sentence, and the mean of the queries after the last block.
 
-Shape letters: B observations, K actions per chunk, D action dimensions, N tokens, E width, P proprio numbers.
+Shape letters: B observations, K actions per chunk, D action dimensions, N tokens, Q queries, E width, F features,
+P proprio numbers.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Actor(nn.Module):
             nn.GELU(),
             nn.Linear(2 * width, width),
         )
+        self.num_features = 2 * points + spec.proprio_dim + 3 * width
         self.queries = nn.Parameter(torch.randn(spec.chunk * spec.action_dim, width) * 0.5)
         self.blocks = nn.ModuleList(DecoderBlock(width, config.heads) for _ in range(config.layers))
         self.head_norm = nn.LayerNorm(width)
@@ -90,8 +92,17 @@ class Actor(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, obs: ObservationTensors, proprio: Float[Tensor, "B P"]) -> Float[Tensor, "B K D bins"]:
-        """Logits in float32; uniform before training."""
+    def forward(self, obs: ObservationTensors, proprio: Float[Tensor, "B P"]) -> PolicyOutput:
+        """Logits, uniform before training, and features; both float32."""
+        queries, features = self.trunk(obs, proprio)
+        with torch.autocast(queries.device.type, enabled=False):
+            logits: Tensor = self.head(self.head_norm(queries.float())) + self.head_bias
+        return PolicyOutput(logits.reshape(-1, *self.shape, logits.shape[-1]), features)
+
+    def trunk(
+        self, obs: ObservationTensors, proprio: Float[Tensor, "B P"]
+    ) -> tuple[Float[Tensor, "B Q E"], Float[Tensor, "B F"]]:
+        """Queries after the last block, and the features."""
         words, sentence = self.words(obs.instruction_ids)
         places, features, cells = [], [], []
         for camera, stem, keypoints in zip(self.cameras, self.stems, self.keypoints, strict=True):
@@ -113,46 +124,32 @@ class Actor(nn.Module):
             dim=1,
         )
         # Keypoint coordinates reach the queries unmixed as well: the answer is mostly "target minus gripper".
-        state = self.state(torch.cat([xy_BN2.flatten(1), proprio, sentence.float()], dim=-1))
+        seen = torch.cat([xy_BN2.flatten(1), proprio, sentence.float()], dim=-1)
+        state = self.state(seen)
         queries, tokens = self.queries + state.unsqueeze(1), self.token_norm(tokens)
         for block in self.blocks:
             queries = block(queries, tokens)
-        with torch.autocast(queries.device.type, enabled=False):
-            logits: Tensor = self.head(self.head_norm(queries.float())) + self.head_bias
-        return logits.reshape(-1, *self.shape, logits.shape[-1])
+        # The blocks' sums have no scale of their own; keypoints and proprio do.
+        means = [F.layer_norm(x.float(), x.shape[-1:]) for x in (state, queries.mean(dim=1))]
+        return queries, torch.cat([seen.float(), *means], dim=-1).detach()
 
 
 class Critic(nn.Module):
-    """Observation to one value."""
+    """The actor's features to one value."""
 
-    def __init__(self, config: SmallVLAConfig, spec: PolicySpec, vocabulary: InstructionVocabulary) -> None:
+    def __init__(self, features: int, width: int) -> None:
         super().__init__()
-        width, channels = config.width, config.stem_channels[-1]
-        self.cameras = list(spec.cameras)
-        self.words = InstructionEncoder(vocabulary.num_words, vocabulary.length, width)
-        self.stems = nn.ModuleList(Stem(config.stem_channels, width) for _ in self.cameras)
-        self.keypoints = nn.ModuleList(Keypoints(channels, config.keypoints, width) for _ in self.cameras)
-        seen = len(self.cameras) * (config.keypoints * 2 + channels)
         self.trunk = nn.Sequential(
-            nn.Linear(seen + spec.proprio_dim + width, 2 * width),
-            nn.GELU(),
-            nn.Linear(2 * width, width),
-            nn.GELU(),
+            nn.Linear(features, 2 * width), nn.GELU(), nn.Linear(2 * width, width), nn.GELU()
         )
         self.head = nn.Linear(width, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, obs: ObservationTensors, proprio: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+    def forward(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
         """Values in float32; zero before training."""
-        _, sentence = self.words(obs.instruction_ids)
-        seen = [proprio, sentence.float()]
-        for camera, stem, keypoints in zip(self.cameras, self.stems, self.keypoints, strict=True):
-            feature_map = stem(obs.images[camera], sentence)
-            seen += [keypoints(feature_map, sentence)[0].flatten(1), feature_map.mean(dim=(2, 3)).float()]
-        hidden = self.trunk(torch.cat(seen, dim=-1))
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.head(hidden.float()).squeeze(-1)
+        with torch.autocast(features.device.type, enabled=False):
+            values: Tensor = self.head(self.trunk(features)).squeeze(-1)
         return values
 
 
@@ -167,7 +164,7 @@ class SmallVLA(Policy):
         self.spec = spec
         self.vocabulary = InstructionVocabulary(spec.instructions)
         self.actor = Actor(config, spec, self.vocabulary)
-        self.critic = Critic(config, spec, self.vocabulary)
+        self.critic = Critic(self.actor.num_features, config.width)
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
         self.register_buffer("proprio_scale", torch.ones(spec.proprio_dim))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -179,11 +176,17 @@ class SmallVLA(Policy):
 
     def forward(self, obs: ObservationTensors) -> PolicyOutput:
         """The actor alone."""
-        return PolicyOutput(self.actor(obs, self._proprio(obs)))
+        output: PolicyOutput = self.actor(obs, self._proprio(obs))
+        return output
 
-    def values(self, obs: ObservationTensors) -> Float[Tensor, " B"]:
+    def features(self, obs: ObservationTensors) -> Float[Tensor, "B F"]:
+        """What the critic reads."""
+        with torch.no_grad():
+            return self.actor.trunk(obs, self._proprio(obs))[1]
+
+    def value(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
         """The critic, float32."""
-        values: Tensor = self.critic(obs, self._proprio(obs))
+        values: Tensor = self.critic(features)
         return values
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:

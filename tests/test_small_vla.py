@@ -75,7 +75,7 @@ def test_size_and_fresh_outputs() -> None:
     log_probs, entropy = policy.log_probs(obs, torch.zeros(5, 4, 3, dtype=torch.int64))
     assert torch.allclose(log_probs, torch.full((5, 4, 3), -float(np.log(16))))
     assert torch.allclose(entropy, torch.full((5, 4, 3), float(np.log(16))))
-    assert policy.values(obs).tolist() == [0.0] * 5
+    assert policy.value(policy.features(obs)).tolist() == [0.0] * 5
 
 
 @pytest.mark.parametrize(("cameras", "size", "proprio_dim"), [(("a", "b"), 64, 8), (("top",), 24, 0)])
@@ -83,30 +83,33 @@ def test_other_shapes(cameras: tuple[str, ...], size: int, proprio_dim: int) -> 
     policy = make(make_spec(cameras, size, proprio_dim))
     obs = observe(policy, 3)
     assert policy(obs).logits.shape == (3, 4, 3, 16)
-    assert policy.values(obs).shape == (3,)
+    output = policy(obs)
+    assert torch.equal(output.features, policy.features(obs))
+    assert policy.value(output.features).shape == (3,)
 
 
 def test_every_input_is_used() -> None:
     policy = make(make_spec(("top", "wrist")))
     obs = observe(policy, 2)
-    before, value = policy(obs).logits, policy.values(obs)
+    before, value = policy(obs).logits, policy.value(policy.features(obs))
     for name in ("top", "wrist"):
         images = {**obs.images, name: 255 - obs.images[name]}
         changed = ObservationTensors(images, obs.proprio, obs.instruction_ids)
         assert not torch.allclose(policy(changed).logits, before, atol=1e-3)
-        assert not torch.allclose(policy.values(changed), value, atol=1e-4)
+        assert not torch.allclose(policy.value(policy.features(changed)), value, atol=1e-4)
     for changed in (
         ObservationTensors(obs.images, obs.proprio + 0.3, obs.instruction_ids),
         ObservationTensors(obs.images, obs.proprio, obs.instruction_ids.flip(0)),
     ):
         assert not torch.allclose(policy(changed).logits, before, atol=1e-3)
-        assert not torch.allclose(policy.values(changed), value, atol=1e-4)
+        assert not torch.allclose(policy.value(policy.features(changed)), value, atol=1e-4)
 
 
 def test_behaviour_log_probs_are_recomputed_whatever_the_batch() -> None:
     policy = make(make_spec())
     obs = observe(policy, 37)
-    tokens, log_probs = policy.act(obs, greedy=False, generator=torch.Generator().manual_seed(1))
+    tokens, log_probs, values = policy.act(obs, greedy=False, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(policy.value(policy.features(obs)), values, atol=1e-5)
     assert tokens.dtype == torch.int64
     assert log_probs.dtype == torch.float32
     whole, _ = policy.log_probs(obs, tokens)
@@ -116,10 +119,10 @@ def test_behaviour_log_probs_are_recomputed_whatever_the_batch() -> None:
         assert torch.allclose(part, log_probs[rows], atol=1e-5)
 
 
-def test_actor_and_critic_share_nothing() -> None:
+def test_a_value_loss_never_reaches_the_actor() -> None:
     policy = make(make_spec())
     obs = observe(policy, 3)
-    policy.values(obs).sum().backward()
+    policy.value(policy(obs).features).sum().backward()
     assert all(p.grad is None for p in policy.actor_parameters())
     assert all(p.grad is not None for p in policy.critic_parameters())
     policy.zero_grad()
@@ -155,10 +158,10 @@ def test_half_precision_forward_stays_near() -> None:
     obs = observe(policy, 16)
     exact = policy(obs).logits
     with torch.autocast("cpu", torch.bfloat16):
-        logits, values = policy(obs).logits, policy.values(obs)
+        logits, values = policy(obs).logits, policy.value(policy.features(obs))
     assert logits.dtype == values.dtype == torch.float32
     assert (logits - exact).abs().max() < 0.1
-    assert (values - policy.values(obs)).abs().max() < 0.1
+    assert (values - policy.value(policy.features(obs))).abs().max() < 0.1
 
 
 def test_proprio_statistics_travel_with_the_weights() -> None:
