@@ -240,6 +240,10 @@ class ImaginationConfig:
     """How start states are drawn from ``B_real``."""
     recent: PositiveInt = 512
     """Episodes that count as recent."""
+    reward: Literal["success", "change"] = "success"
+    """``success``: 1 when the success probability passes M_reward's threshold, which is the real environments' own rule.
+    ``change``: the change of that probability, ``p(o_{t+1}) - p(o_t)`` (AcceRL): denser, but a real and an imagined
+    decision from one state then have different values, and one critic cannot learn both."""
     schedule: ScheduleConfig = field(default_factory=ValidatedHorizonConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)

@@ -85,7 +85,8 @@ class Imagination:
         self._versions = {POLICY: -1, OBS_MODEL: -1, REWARD_MODEL: -1}
         self._worlds = ImaginedWorlds(
             obs_model, reward_model, encode=context.vocabulary.encode,
-            threshold=context.world_model_config.reward_model.threshold, seed=context.seed + 202,
+            threshold=context.world_model_config.reward_model.threshold, reward=config.reward,
+            seed=context.seed + 202,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(context.seed + 203)
         self._schedule = make_schedule(config.schedule)

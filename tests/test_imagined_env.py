@@ -64,9 +64,11 @@ def tokens(values: list[int]) -> NDArray[np.int16]:
     return chunk
 
 
-def worlds(obs: ObservationModel | None = None) -> ImaginedWorlds:
+def worlds(obs: ObservationModel | None = None, reward: str = "change") -> ImaginedWorlds:
     """Threshold 0.5: level 100."""
-    return ImaginedWorlds(obs or Brightening(), Brightness(), encode=encode, threshold=0.5, seed=0)
+    return ImaginedWorlds(
+        obs or Brightening(), Brightness(), encode=encode, threshold=0.5, reward=reward, seed=0
+    )
 
 
 def test_rewards_termination_and_compaction_by_hand() -> None:
@@ -100,6 +102,15 @@ def test_rewards_telescope_to_the_change_of_probability() -> None:
     before = env.probabilities
     total = sum(env.step(tokens([1, 0, 1])).rewards for _ in range(2))
     np.testing.assert_allclose(total, env.probabilities - before, atol=1e-6)
+
+
+def test_success_earns_one_when_the_threshold_is_reached() -> None:
+    """Levels 40 and 0: only the step that passes 100 earns anything, whatever the probability does before."""
+    env = worlds(reward="success")
+    env.reset(*start([40, 0]))
+    assert env.step(tokens([2, 1])).rewards.tolist() == [0.0, 0.0]
+    assert env.step(tokens([3, 0])).rewards.tolist() == [1.0, 0.0]
+    assert env.step(tokens([3, 3])).rewards.tolist() == [0.0, 0.0]
 
 
 def test_no_world_left_is_no_forward() -> None:
@@ -148,8 +159,8 @@ def test_real_models_same_contract_and_exact_state() -> None:
     obs, reward = ObservationModel(SPEC, obs_config()), RewardModel(SPEC, reward_config())
     w = make_windows(3, 1, 1)
     real = {"top": w.frames["top"][:, :1]}, w.proprio[:, :1], w.instructions
-    one = ImaginedWorlds(obs, reward, encode=encode, threshold=0.99, seed=1)
-    two = ImaginedWorlds(obs, reward, encode=encode, threshold=0.99, seed=2)
+    one = ImaginedWorlds(obs, reward, encode=encode, threshold=0.99, reward="change", seed=1)
+    two = ImaginedWorlds(obs, reward, encode=encode, threshold=0.99, reward="change", seed=2)
     first = one.reset(*real)
     assert np.array_equal(first.images["top"], w.frames["top"][:, 0])
     one.step(w.tokens[:, 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class ImaginedStep:
 
     observation: ImaginedObservation
     rewards: NDArray[np.float32]
-    """``[B]``: p(o_{t+1}) - p(o_t)."""
+    """``[B]``: as ``imagination.reward`` says."""
     probabilities: NDArray[np.float32]
     """``[B]``: p(o_{t+1})."""
     stepped: NDArray[np.bool_]
@@ -44,6 +45,22 @@ class ImaginedStep:
     """``[B]``: success probability reached the threshold in this step."""
     failed: NDArray[np.bool_]
     """``[B]``: the models gave numbers that are not finite; the row's step must not be used."""
+
+
+def success_reward(before: Tensor, after: Tensor, threshold: float) -> Tensor:
+    """1 where the threshold is reached; ``before`` and ``after`` are success probabilities ``[B]``."""
+    return (after >= threshold).to(before.dtype)
+
+
+def change_reward(before: Tensor, after: Tensor, _threshold: float) -> Tensor:
+    """``p(o_{t+1}) - p(o_t)`` (AcceRL)."""
+    return after - before
+
+
+REWARDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "success": success_reward,
+    "change": change_reward,
+}
 
 
 class ImaginedWorlds:
@@ -56,12 +73,15 @@ class ImaginedWorlds:
         *,
         encode: InstructionEncoder,
         threshold: float,
+        reward: str,
         seed: int,
     ) -> None:
+        """``reward`` is a name of ``REWARDS``."""
         self.obs_model = obs_model
         self.reward_model = reward_model
         self._encode = encode
         self._threshold = threshold
+        self._reward = REWARDS[reward]
         self._device = next(obs_model.parameters()).device
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._instructions: list[str] = []
@@ -117,9 +137,8 @@ class ImaginedWorlds:
             finite = self._advance(index, torch.from_numpy(tokens[rows]).to(self._device))
             after = self._probability[index]
             failed[rows] = ~finite
-            rewards[rows] = (
-                torch.where(torch.from_numpy(finite).to(before.device), after - before, 0.0).cpu().numpy()
-            )
+            earned = self._reward(before, after, self._threshold)
+            rewards[rows] = torch.where(torch.from_numpy(finite).to(before.device), earned, 0.0).cpu().numpy()
             terminated[rows] = (after >= self._threshold).cpu().numpy() & finite
             self._running = stepped & ~terminated & ~failed
         return ImaginedStep(self._observation(), rewards, self.probabilities, stepped, terminated, failed)
