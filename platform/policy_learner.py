@@ -106,6 +106,7 @@ class PolicyLearner:
                 self._context, [lease.batch for lease in leases.values()], self.policy, self._algorithm,
                 version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
             )  # fmt: skip
+            batch.anchor_logits = self._anchor_logits(batch)
         warming = self.turns < self._algorithm.critic_warm_up
         for _ in range(0 if warming else self._algorithm.epochs):
             self._pass(batch, self._update_actor)
@@ -164,7 +165,7 @@ class PolicyLearner:
             logits = self.policy(piece.observations).logits
             result = policy_loss(
                 self._algorithm, logits, piece.tokens, piece.log_probs, piece.advantages, piece.valid,
-                self._anchor_logits(piece),
+                piece.anchor_logits,
             )  # fmt: skip
             self._actor.backward(result.loss * (self._count(piece) / max(1, total)))
             self._note(result.statistics)
@@ -199,14 +200,19 @@ class PolicyLearner:
             self._note(result.statistics)
         self._critic.apply()
 
-    def _anchor_logits(self, piece: DecisionBatch) -> torch.Tensor | None:
+    def _anchor_logits(self, batch: DecisionBatch) -> torch.Tensor | None:
+        """``[N, K, D, bins]``: once for all passes of the turn."""
         import torch
 
         if self._algorithm.kl_anchor == 0:
             return None
-        with torch.no_grad(), autocast(self._context.device, self._precision):
-            logits: torch.Tensor = self._anchor(piece.observations).logits
-        return logits
+        rows = torch.arange(len(batch), device=self._context.torch_device)
+        with torch.no_grad():
+            logits = [
+                self._anchor(batch.observations.take(part)).logits
+                for part in torch.split(rows, self._algorithm.micro_batch)
+            ]
+        return torch.cat(logits)
 
     def _note(self, statistics: dict[str, Any]) -> None:
         self._averages.add({name: float(value) for name, value in statistics.items()}, prefix="policy/")
