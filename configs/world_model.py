@@ -63,8 +63,8 @@ class ObsModelConfig:
     """Windows per update."""
     learning_rate: NaturalFloat = 1.5e-3
     """AdamW in pretraining."""
-    online_learning_rate: NaturalFloat = 2e-4
-    """AdamW beside the policy."""
+    online_learning_rate: NaturalFloat = 5e-5
+    """AdamW beside the policy: no more than where pretraining ended, or its last, finest steps are undone."""
     max_grad_norm: PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
     ema_decay: Fraction = 0.995
@@ -119,8 +119,8 @@ class RewardModelConfig:
     """Frames per update."""
     learning_rate: NaturalFloat = 1e-3
     """AdamW in pretraining."""
-    online_learning_rate: NaturalFloat = 3e-4
-    """AdamW beside the policy."""
+    online_learning_rate: NaturalFloat = 5e-5
+    """AdamW beside the policy: no more than where pretraining ended."""
     max_grad_norm: PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
     ema_decay: Fraction = 0.99

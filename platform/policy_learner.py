@@ -115,6 +115,8 @@ class PolicyLearner:
         for name, lease in leases.items():
             self._buffers[name].commit(lease.lease_id)
         self._retire()
+        if not warming:
+            self._move_anchor()
         self.turns += 1
         self._report(batch, leases, time.monotonic() - began)
         self._publish()
@@ -214,6 +216,16 @@ class PolicyLearner:
             ]
         return torch.cat(logits)
 
+    def _move_anchor(self) -> None:
+        import torch
+
+        kept = self._algorithm.anchor_decay
+        if kept < 1:
+            with torch.no_grad():
+                pairs = zip(self._anchor.actor_parameters(), self.policy.actor_parameters(), strict=True)
+                for anchor, current in pairs:
+                    anchor.lerp_(current, 1 - kept)
+
     def _note(self, statistics: dict[str, Any]) -> None:
         self._averages.add({name: float(value) for name, value in statistics.items()}, prefix="policy/")
 
@@ -254,6 +266,7 @@ class PolicyLearner:
         """Weights, optimizers, counters, the shuffle's generator."""
         return {
             "policy": module_arrays(self.policy),
+            "anchor": module_arrays(self._anchor),
             "actor": self._actor.state(),
             "critic": self._critic.state(),
             "version": self.version,
@@ -265,9 +278,7 @@ class PolicyLearner:
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         load_arrays(self.policy, state["policy"])
-        anchor = self._weights.fetch(ANCHOR, -1)
-        assert anchor is not None
-        load_arrays(self._anchor, anchor.arrays)
+        load_arrays(self._anchor, state["anchor"])
         self._actor.load(state["actor"])
         self._critic.load(state["critic"])
         self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]
