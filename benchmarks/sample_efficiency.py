@@ -37,15 +37,13 @@ class Size:
     obs_model_updates: int
     reward_model_updates: int
     turns: dict[str, int]
-    every: dict[str, int]
+    every: int
     trials: int
     seeds: int
 
 
-FULL = Size(
-    2500, 600, 1300, 500, {"real": 110, "real+imagined": 110}, {"real": 10, "real+imagined": 10}, 256, 3
-)
-QUICK = Size(300, 30, 20, 20, {"real": 4, "real+imagined": 4}, {"real": 2, "real+imagined": 2}, 32, 1)
+FULL = Size(2500, 600, 1300, 500, {"real": 110, "real+imagined": 110}, 10, 256, 3)
+QUICK = Size(300, 30, 20, 20, {"real": 4, "real+imagined": 4}, 2, 32, 1)
 
 
 def command(module: str, *arguments: str) -> None:
@@ -74,18 +72,26 @@ def prepare(folder: Path, size: Size) -> None:
         )  # fmt: skip
 
 
+def quickstart(prepared: Path, run: Path, size: Size) -> list[str]:
+    """What every run of the quick start's setting shares."""
+    return [
+        ENV, "preset=quickstart", "host=serial", f"run.dir={run}", f"data={prepared / 'demos'}",
+        f"policy.path={prepared / 'pretrained' / 'policy'}", f"world_model.path={prepared / 'pretrained'}",
+        f"evaluation.every={size.every}", f"evaluation.trials={size.trials}",
+        f"evaluation.online_trials={size.trials}", "run.log_every_s=0.5", "run.checkpoint_every=0",
+        # Turns end the runs, on a slow machine too.
+        "run.stop.wall_s=null",
+    ]  # fmt: skip
+
+
 def train(prepared: Path, folder: Path, mode: str, seed: int, size: Size, target: float) -> Path:
     """One run; an existing one is not repeated."""
     run = folder / f"{mode.replace('+', '_')}_{seed}"
     if (run / "summary.json").is_file():
         return run
     command(
-        "train", mode, ENV, "preset=quickstart", "host=serial", f"run.dir={run}", f"run.seed={seed}",
-        f"data={prepared / 'demos'}", f"policy.path={prepared / 'pretrained' / 'policy'}",
-        f"world_model.path={prepared / 'pretrained'}", f"run.stop.updates={size.turns[mode]}",
-        f"run.stop.success={min(0.99, target + 0.04)}", f"evaluation.every={size.every[mode]}",
-        f"evaluation.trials={size.trials}", f"evaluation.online_trials={size.trials}", "run.log_every_s=0.5",
-        "run.checkpoint_every=0",
+        "train", mode, *quickstart(prepared, run, size), f"run.seed={seed}", f"run.stop.updates={size.turns[mode]}",
+        f"run.stop.success={min(0.99, target + 0.04)}",
     )  # fmt: skip
     return run
 
