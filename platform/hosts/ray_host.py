@@ -138,9 +138,9 @@ class RayHost:
         from .actors import RoleActor
 
         groups = {INFER: REQUESTS_AT_ONCE} if serves else {}
-        kind = ray.remote(
-            num_cpus=0, max_restarts=0, max_concurrency=CALLS_AT_ONCE, concurrency_groups=groups
-        )
+        # Ray's types know nothing of what only actors take.
+        remote: Any = ray.remote
+        kind = remote(num_cpus=0, max_restarts=0, max_concurrency=CALLS_AT_ONCE, concurrency_groups=groups)
         actor = kind(RoleActor).remote(name, build, self._config.threads)
         self._roles[name] = actor
         if not serves:
