@@ -80,8 +80,9 @@ class InferenceService:
         self._max_wait_s = 0.0 if exact else config.max_wait_ms / 1e3
         self._batcher = Batcher(config.max_batch, self._max_wait_s)
         self._answers: dict[int, Decisions] = {}
+        self._answered: dict[int, threading.Event] = {}
         self._next_ticket = 0
-        self._condition = threading.Condition()
+        self._arrival = threading.Condition()
         self._averages = Averages()
         self._batches = Histogram("inference/batches", buckets(config.max_batch))
         self._waits = Histogram("inference/waits", WAITS_MS, "_ms")
@@ -94,12 +95,17 @@ class InferenceService:
 
     def submit(self, observation: Observation) -> int:
         """Queue a request."""
-        with self._condition:
+        with self._arrival:
             ticket = self._next_ticket
             self._next_ticket += 1
-            self._batcher.add(Request(ticket, observation, time.monotonic()))
-            self._condition.notify_all()
+            self._add(ticket, observation)
+            self._arrival.notify()
         return ticket
+
+    def _add(self, ticket: int, observation: Observation) -> None:
+        # An event of its own: one condition for all would wake every waiting thread at every answer.
+        self._answered[ticket] = threading.Event()
+        self._batcher.add(Request(ticket, observation, time.monotonic()))
 
     def poll(self, ticket: object) -> Decisions | None:
         """The answer, once."""
@@ -107,29 +113,34 @@ class InferenceService:
 
     def wait(self, ticket: object, timeout_s: float) -> None:
         """Until the answer is there, at most ``timeout_s``."""
-        with self._condition:
-            self._condition.wait_for(lambda: ticket in self._answers, timeout_s)
+        assert isinstance(ticket, int)
+        answered = self._answered.get(ticket)
+        if answered is not None:
+            answered.wait(timeout_s)
 
     def wait_for(self, ticket: object, timeout_s: float) -> Decisions | None:
         """Block until the answer is there; None after ``timeout_s``."""
         assert isinstance(ticket, int)
-        with self._condition:
-            self._condition.wait_for(lambda: ticket in self._answers, timeout_s)
-            return self._answers.pop(ticket, None)
+        self.wait(ticket, timeout_s)
+        with self._arrival:
+            decisions = self._answers.pop(ticket, None)
+            if decisions is not None:
+                self._answered.pop(ticket, None)
+            return decisions
 
     def wait_for_work(self, timeout_s: float) -> None:
         """Block until a batch is due, at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        with self._condition:
+        with self._arrival:
             while (now := time.monotonic()) < deadline:
                 due = self._batcher.due_in(now)
                 if due == 0:
                     return
-                self._condition.wait(deadline - now if due is None else min(due, deadline - now))
+                self._arrival.wait(deadline - now if due is None else min(due, deadline - now))
 
     def step(self) -> bool:
         """Compute one batch if one is due."""
-        with self._condition:
+        with self._arrival:
             due = self._batcher.due_in(time.monotonic())
             requests = self._batcher.take() if due == 0 else []
         if not requests:
@@ -137,10 +148,10 @@ class InferenceService:
         self._refresh()
         started = time.monotonic()
         answers = self._compute([request.observation for request in requests])
-        with self._condition:
+        with self._arrival:
             for request, answer in zip(requests, answers, strict=True):
                 self._answers[request.ticket] = answer
-            self._condition.notify_all()
+                self._answered[request.ticket].set()
         self._note(requests, started)
         return True
 
@@ -192,7 +203,7 @@ class InferenceService:
 
     def state(self) -> State:
         """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store."""
-        with self._condition:
+        with self._arrival:
             waiting = self._batcher.waiting() if self._exact else []
             return {
                 "generator": self._generator.get_state(),
@@ -203,13 +214,14 @@ class InferenceService:
 
     def load(self, state: State) -> None:
         """Continue from ``state``; the weights are fetched again."""
-        with self._condition:
+        with self._arrival:
             self._generator.set_state(state["generator"])
             self._next_ticket = state["next_ticket"]
             self._batcher = Batcher(self._max_batch, self._max_wait_s)
+            self._answered = {}
             for held in state["queue"]:
                 fields = {name: value for name, value in held.items() if name != "ticket"}
-                self._batcher.add(Request(held["ticket"], Observation(**fields), time.monotonic()))
+                self._add(held["ticket"], Observation(**fields))
             self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
             self._copies.forget()
 
