@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from platform.batching import Batcher, Histogram, Request, buckets
 from platform.envs.base import Observation
 from platform.inference import Decisions, InferenceService
@@ -364,3 +366,17 @@ def test_the_serial_host_loads_in_line_and_continues_from_a_checkpoint() -> None
     check(resumed.poll(answered), 1.0, version=0)
     assert resumed.step()
     check(resumed.poll(waiting), 2.0, version=1)
+
+
+def test_the_report_adds_up_the_counts_of_a_run(tmp_path: Path) -> None:
+    from platform.report import inference_counts
+
+    rows = [
+        {"inference/batches/up_to_4": 2.0, "inference/waits/longer": 1.0, "inference/batch_size": 3.0},
+        {"inference/batches/up_to_4": 5.0, "inference/batches/up_to_8": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert inference_counts(tmp_path / "metrics.jsonl") == {
+        "batches": {"up_to_4": 7, "up_to_8": 1},
+        "waits": {"longer": 1},
+    }

@@ -156,10 +156,9 @@ class RayHost:
         self._roles.pop(name, None)
         self._health.pop(name, None)
         log.warning(
-            "%s died; %s serve on and are asked what it did not answer",
-            name,
-            ", ".join(sorted(self._serving)),
-        )
+            "%s died; still serving, and asked what it left unanswered: %s",
+            name, ", ".join(sorted(self._serving)),
+        )  # fmt: skip
         return True
 
     def start(self) -> None:
