@@ -63,6 +63,11 @@ class DoubleBuffer:
         """The copy that the next batch uses."""
         return self._serving
 
+    @property
+    def ready(self) -> bool:
+        """Whether a swap would bring newer weights."""
+        return self._ready
+
     def look(self) -> bool:
         """Fetch what is newer than both copies into the spare one; whether there was any."""
         published = self._weights.fetch(POLICY, max(self._serving.version, self._spare.version))

@@ -48,8 +48,8 @@ class InferenceClient(Protocol):
         """Queue a request; returns a ticket."""
         ...
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, or None while it is not there."""
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
+        """The answer, or None while it is not there. May wait ``timeout_s`` where the service runs elsewhere."""
         ...
 
     def wait(self, ticket: object, timeout_s: float) -> None:
@@ -107,8 +107,8 @@ class InferenceService:
         self._answered[ticket] = threading.Event()
         self._batcher.add(Request(ticket, observation, time.monotonic()))
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, once."""
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
+        """The answer, once. Never waits: who shares this process with the service would wait for itself."""
         return self.wait_for(ticket, 0.0)
 
     def wait(self, ticket: object, timeout_s: float) -> None:
@@ -162,7 +162,7 @@ class InferenceService:
             self._copies.look()
         else:
             self._loader.nudge()
-        if (first or self._may_swap()) and self._copies.swap():
+        if self._copies.ready and (first or self._may_swap()) and self._copies.swap():
             seconds = max(0.0, time.time() - self._copies.serving.published_at)
             self._averages.add({"time/inference/publish_to_use_s": seconds})
 

@@ -43,14 +43,14 @@ class Replicas:
         replica = next(iter(self._replicas))
         return _Asked(observation, replica, self._replicas[replica].submit(observation))
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, or None while it is not there."""
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
+        """The answer, or None while it is not there; waits at most ``timeout_s``."""
         assert isinstance(ticket, _Asked)
         if ticket.replica not in self._replicas:
             self._ask_again(ticket)
             return None
         try:
-            decisions = self._replicas[ticket.replica].poll(ticket.ticket)
+            decisions = self._replicas[ticket.replica].poll(ticket.ticket, timeout_s=timeout_s)
         except ReplicaLost as loss:
             self._let_go(ticket.replica, loss)
             self._ask_again(ticket)

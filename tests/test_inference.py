@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.system import InferenceConfig
@@ -130,6 +130,7 @@ def test_a_batch_is_due_when_it_is_full() -> None:
     assert batcher.due_in(100.0) == 0.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=30), st.integers(1, 6))
 def test_no_batch_is_too_large_and_no_request_is_lost_or_overtaken(sizes: list[int], largest: int) -> None:
     batcher = Batcher(largest, max_wait_s=0.0)
@@ -324,6 +325,7 @@ class LoaderByHand:
             self.buffer.look()
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["0", "1", "2", "batch", "publish"]), max_size=40))
 def test_after_a_publish_a_collector_makes_at_most_one_decision_under_old_weights(events: list[str]) -> None:
     loader = LoaderByHand()

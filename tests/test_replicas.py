@@ -27,7 +27,7 @@ class Replica:
         self.asked += 1
         return self.asked
 
-    def poll(self, ticket: object) -> Decisions | None:
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
         if not self.alive:
             raise ReplicaLost("killed")
         zeros = np.zeros((1, 1, 1))

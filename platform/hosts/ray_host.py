@@ -25,8 +25,6 @@ INFER = "infer"
 REQUESTS_AT_ONCE = 64
 """Threads of an inference replica for the requests that wait; calls of the host have threads of their own."""
 CALLS_AT_ONCE = 4
-POLL_ANSWER_S = 0.02
-"""A look at a request waits a moment, so that a loop with nothing else to do does not spin."""
 POLL_S = 0.25
 ANSWER_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 300.0
@@ -62,12 +60,11 @@ class InferenceProxy:
         """Ask."""
         return self._actor.infer.options(concurrency_group=INFER).remote(observation)
 
-    def poll(self, ticket: Any) -> Any:
-        """Look. Raises ReplicaLost when the process that was asked has died."""
+    def poll(self, ticket: Any, *, timeout_s: float = 0.0) -> Any:
+        """Look, waiting at most ``timeout_s``. Raises ReplicaLost when the process that was asked has died."""
         import ray
 
-        self.wait(ticket, POLL_ANSWER_S)
-        done, _ = ray.wait([ticket], timeout=0)
+        done, _ = ray.wait([ticket], timeout=timeout_s)
         try:
             return ray.get(done[0]) if done else None
         except ray.exceptions.RayActorError as error:
