@@ -122,13 +122,11 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
     turns = config.sync.updates_per_publish
     gamma, budget = config.algorithm.gamma, config.staleness.budget
     if part.collects:
-        build_inference = partial(
-            _inference, context, config, services, wait=not host.exact, exact=host.exact
-        )
-        inference = host.place_role("inference", build_inference, serves=True)
+        replicas = _place_inference(host, config, context, services)
         for index in range(config.rollout.workers):
+            client = _client(replicas, index, services, exact=host.exact)
             rollout = partial(
-                _rollout, context, config, services, inference, index,
+                _rollout, context, config, services, client, index,
                 needed=part.real_needed * turns, needed_alone=needed_alone(config, context), budget=budget, gamma=gamma,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
@@ -149,10 +147,34 @@ def _env(config: TrainConfig, slots: int) -> DecisionEnv:
     return make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
 
 
-def _inference(context: Context, config: TrainConfig, services: Services, *, wait: bool, exact: bool) -> Any:
+def _place_inference(host: Host, config: TrainConfig, context: Context, services: Services) -> dict[str, Any]:
+    """The replicas by name."""
+    return {
+        f"inference_{replica}": host.place_role(
+            f"inference_{replica}",
+            partial(_inference, context, config, services, exact=host.exact, replica=replica),
+            serves=True,
+        )
+        for replica in range(config.inference.replicas)
+    }
+
+
+def _client(replicas: dict[str, Any], worker: int, services: Services, *, exact: bool) -> Any:
+    """What worker ``worker`` asks: replicas are dealt out in turn. In one process none can die alone."""
+    from .replicas import Replicas
+
+    own = worker % len(replicas)
+    if exact:
+        return list(replicas.values())[own]
+    return Replicas(replicas, own, services.store, f"rollout_{worker}")
+
+
+def _inference(
+    context: Context, config: TrainConfig, services: Services, *, exact: bool, replica: int
+) -> Any:
     from .inference import InferenceService
 
-    return InferenceService(context, config.inference, services.store, wait=wait, exact=exact)
+    return InferenceService(context, config.inference, services.store, exact=exact, replica=replica)
 
 
 def _rollout(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from configs.system import InferenceConfig
 
-from .context import POLICY, Context
+from .batching import Batcher, Histogram, Request, buckets
+from .context import Context
+from .double_buffer import NEVER, Copy, DoubleBuffer, Loader
 from .envs.base import Observation
-from .metrics import Averages
+from .metrics import Averages, Count
 from .role import State
-from .weights import Weights, load_arrays
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from policies.base import ObservationTensors
+
+WAITS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Bounds of the histogram of waiting times."""
 
 
 @dataclass(frozen=True)
@@ -41,178 +48,192 @@ class InferenceClient(Protocol):
         """Queue a request; returns a ticket."""
         ...
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, or None while it is not there."""
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
+        """The answer, or None while it is not there. May wait ``timeout_s`` where the service runs elsewhere."""
+        ...
+
+    def wait(self, ticket: object, timeout_s: float) -> None:
+        """Until the answer may be there, at most ``timeout_s``."""
         ...
 
 
-@dataclass
-class _Request:
-    ticket: int
-    observation: Observation
-    arrived: float
-
-    @property
-    def size(self) -> int:
-        return len(self.observation.instructions)
-
-
 class InferenceService:
-    """A role: ``step`` forms and computes one batch. ``submit`` may be called from other threads while it computes."""
+    """A role: ``step`` computes one batch if one is due and never waits. ``submit`` may be called from other threads
+    while it computes.
+
+    ``exact``: the serial host, where nothing runs beside the steps: no clock decides when a batch leaves, and new weights
+    are loaded in line. Each replica draws its own noise.
+    """
 
     def __init__(
-        self, context: Context, config: InferenceConfig, weights: Weights, *, wait: bool, exact: bool
+        self, context: Context, config: InferenceConfig, weights: Weights, *, exact: bool, replica: int = 0
     ) -> None:
         import torch
 
-        self.name = "inference"
+        self.name = f"inference_{replica}"
         self._context = context
-        self._config = config
-        self._weights = weights
-        self._wait_s = config.max_wait_ms / 1e3 if wait else 0.0
+        self._max_batch = config.max_batch
         self._exact = exact
-        self._policy = context.make_policy().eval()
-        self._version = -1
-        self._generator = torch.Generator().manual_seed(context.seed + 101)
-        self._queue: deque[_Request] = deque()
+        self._copies = DoubleBuffer(self._make_copy, weights)
+        self._loader: Loader | None = None if exact else Loader(self._copies)
+        self._generator = torch.Generator().manual_seed(context.seed + 101 + 10_007 * replica)
+        self._max_wait_s = 0.0 if exact else config.max_wait_ms / 1e3
+        self._batcher = Batcher(config.max_batch, self._max_wait_s)
         self._answers: dict[int, Decisions] = {}
+        self._answered: dict[int, threading.Event] = {}
         self._next_ticket = 0
-        self._condition = threading.Condition()
+        self._arrival = threading.Condition()
         self._averages = Averages()
+        self._batches = Histogram("inference/batches", buckets(config.max_batch))
+        self._waits = Histogram("inference/waits", WAITS_MS, "_ms")
+
+    def _make_copy(self) -> Copy:
+        from .cuda_graphs import serving_act
+
+        policy = self._context.make_policy().eval()
+        return Copy(policy, serving_act(policy, self._max_batch))
 
     def submit(self, observation: Observation) -> int:
         """Queue a request."""
-        with self._condition:
+        with self._arrival:
             ticket = self._next_ticket
             self._next_ticket += 1
-            self._queue.append(_Request(ticket, observation, time.monotonic()))
-            self._condition.notify_all()
+            self._add(ticket, observation)
+            self._arrival.notify()
         return ticket
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, once."""
-        assert isinstance(ticket, int)
-        with self._condition:
-            return self._answers.pop(ticket, None)
+    def _add(self, ticket: int, observation: Observation) -> None:
+        # An event of its own: one condition for all would wake every waiting thread at every answer.
+        self._answered[ticket] = threading.Event()
+        self._batcher.add(Request(ticket, observation, time.monotonic()))
 
-    def wait_for(self, ticket: int, timeout_s: float) -> Decisions | None:
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
+        """The answer, once. Never waits: who shares this process with the service would wait for itself."""
+        return self.wait_for(ticket, 0.0)
+
+    def wait(self, ticket: object, timeout_s: float) -> None:
+        """Until the answer is there, at most ``timeout_s``."""
+        assert isinstance(ticket, int)
+        answered = self._answered.get(ticket)
+        if answered is not None:
+            answered.wait(timeout_s)
+
+    def wait_for(self, ticket: object, timeout_s: float) -> Decisions | None:
         """Block until the answer is there; None after ``timeout_s``."""
-        with self._condition:
-            self._condition.wait_for(lambda: ticket in self._answers, timeout_s)
-            return self._answers.pop(ticket, None)
+        assert isinstance(ticket, int)
+        self.wait(ticket, timeout_s)
+        with self._arrival:
+            decisions = self._answers.pop(ticket, None)
+            if decisions is not None:
+                self._answered.pop(ticket, None)
+            return decisions
+
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Block until a batch is due, at most ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        with self._arrival:
+            while (now := time.monotonic()) < deadline:
+                due = self._batcher.due_in(now)
+                if due == 0:
+                    return
+                self._arrival.wait(deadline - now if due is None else min(due, deadline - now))
 
     def step(self) -> bool:
         """Compute one batch if one is due."""
-        requests = self._take_due()
+        with self._arrival:
+            due = self._batcher.due_in(time.monotonic())
+            requests = self._batcher.take() if due == 0 else []
         if not requests:
             return False
         self._refresh()
         started = time.monotonic()
         answers = self._compute([request.observation for request in requests])
-        with self._condition:
+        with self._arrival:
             for request, answer in zip(requests, answers, strict=True):
                 self._answers[request.ticket] = answer
-            self._condition.notify_all()
+                self._answered[request.ticket].set()
+        self._note(requests, started)
+        return True
+
+    def _refresh(self) -> None:
+        """Between two batches: serve newer weights, if they are there and may be."""
+        first = self._copies.serving.version == NEVER
+        if self._loader is None or first:
+            self._copies.look()
+        else:
+            self._loader.nudge()
+        if self._copies.ready and (first or self._may_swap()) and self._copies.swap():
+            seconds = max(0.0, time.time() - self._copies.serving.published_at)
+            self._averages.add({"time/inference/publish_to_use_s": seconds})
+
+    def _may_swap(self) -> bool:
+        """Whether newer weights may serve from this batch on: at once, in the middle of episodes."""
+        return True
+
+    def _compute(self, observations: list[Observation]) -> list[Decisions]:
+        """One forward; several where a single request is larger than a batch. All under one version."""
+        copy = self._copies.serving
+        tensors = self._context.tensors(concatenate(observations))
+        size = len(tensors)
+        parts = [tensors.take(slice(low, low + self._max_batch)) for low in range(0, size, self._max_batch)]
+        choices = [self._act(copy, part) for part in parts]
+        tokens, log_probs, values = (np.concatenate(arrays) for arrays in zip(*choices, strict=True))
+        borders = np.cumsum([len(o.instructions) for o in observations])[:-1]
+        split = [np.split(array, borders) for array in (tokens.astype(np.int16), log_probs, values)]
+        return [Decisions(t, p, v, copy.version) for t, p, v in zip(*split, strict=True)]
+
+    def _act(self, copy: Copy, part: ObservationTensors) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        import torch
+
+        with torch.inference_mode():
+            tokens, log_probs, values = copy.act(part, greedy=False, generator=self._generator)
+        self._averages.add({"inference/batch_size": float(len(part))})
+        self._batches.add(len(part))
+        return tokens.cpu().numpy(), log_probs.float().cpu().numpy(), values.float().cpu().numpy()
+
+    def _note(self, requests: list[Request], started: float) -> None:
         self._averages.add(
             {
                 "time/inference/compute_s": time.monotonic() - started,
                 "time/inference/waited_s": started - requests[0].arrived,
-                "inference/batch_size": float(sum(r.size for r in requests)),
             }
         )
-        return True
-
-    def _take_due(self) -> list[_Request]:
-        with self._condition:
-            if not self._queue:
-                self._condition.wait(self._wait_s)
-            if not self._queue:
-                return []
-            waited = time.monotonic() - self._queue[0].arrived
-            full = sum(r.size for r in self._queue) >= self._config.max_batch
-            if not full and waited < self._wait_s:
-                self._condition.wait(self._wait_s - waited)
-            taken = [self._queue.popleft()]
-            size = taken[0].size
-            while self._queue and size + self._queue[0].size <= self._config.max_batch:
-                size += self._queue[0].size
-                taken.append(self._queue.popleft())
-            return taken
-
-    def _refresh(self) -> None:
-        published = self._weights.fetch(POLICY, self._version)
-        if published is not None:
-            load_arrays(self._policy, published.arrays)
-            self._version = published.version
-
-    def _compute(self, observations: list[Observation]) -> list[Decisions]:
-        import torch
-
-        joined = concatenate(observations)
-        tensors = self._context.tensors(joined)
-        with torch.inference_mode():
-            tokens, log_probs, values = self._policy.act(tensors, greedy=False, generator=self._generator)
-        arrays = (
-            tokens.cpu().numpy().astype(np.int16),
-            log_probs.float().cpu().numpy(),
-            values.float().cpu().numpy(),
-        )
-        borders = np.cumsum([len(o.instructions) for o in observations])[:-1]
-        parts = zip(*(np.split(array, borders) for array in arrays), strict=True)
-        return [Decisions(t, p, v, self._version) for t, p, v in parts]
+        for request in requests:
+            self._waits.add(1e3 * (started - request.arrived))
 
     def state(self) -> State:
         """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store."""
-        with self._condition:
-            if not self._exact:
-                return {
-                    "generator": self._generator.get_state(),
-                    "next_ticket": 0,
-                    "queue": [],
-                    "answers": {},
-                }
+        with self._arrival:
+            waiting = self._batcher.waiting() if self._exact else []
             return {
                 "generator": self._generator.get_state(),
-                "next_ticket": self._next_ticket,
-                "queue": [
-                    {
-                        "ticket": r.ticket,
-                        "images": dict(r.observation.images),
-                        "proprio": r.observation.proprio,
-                        "instructions": list(r.observation.instructions),
-                    }
-                    for r in self._queue
-                ],
-                "answers": {
-                    str(ticket): {
-                        "tokens": a.tokens,
-                        "log_probs": a.log_probs,
-                        "values": a.values,
-                        "version": a.version,
-                    }
-                    for ticket, a in self._answers.items()
-                },
+                "next_ticket": self._next_ticket if self._exact else 0,
+                "queue": [{"ticket": r.ticket, **vars(r.observation)} for r in waiting],
+                "answers": {str(t): vars(a) for t, a in self._answers.items()} if self._exact else {},
             }
 
     def load(self, state: State) -> None:
         """Continue from ``state``; the weights are fetched again."""
-        with self._condition:
+        with self._arrival:
             self._generator.set_state(state["generator"])
             self._next_ticket = state["next_ticket"]
-            now = time.monotonic()
-            self._queue = deque(
-                _Request(q["ticket"], Observation(q["images"], q["proprio"], q["instructions"]), now)
-                for q in state["queue"]
-            )
+            self._batcher = Batcher(self._max_batch, self._max_wait_s)
+            self._answered = {}
+            for held in state["queue"]:
+                fields = {name: value for name, value in held.items() if name != "ticket"}
+                self._add(held["ticket"], Observation(**fields))
             self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
-            self._version = -1
+            self._copies.forget()
 
     def metrics(self) -> dict[str, float]:
-        """Batch sizes and times."""
-        return self._averages.take()
+        """Batch sizes, waits and times; every replica counts itself."""
+        counts = self._batches.take() | self._waits.take()
+        return {"inference/replicas": Count(1), **self._averages.take(), **counts}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End the thread that loads weights."""
+        if self._loader is not None:
+            self._loader.close()
 
 
 def concatenate(observations: list[Observation]) -> Observation:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,27 +79,66 @@ def idle_ratio(busy_s: float, wall_s: float) -> float:
     return 0.0 if wall_s <= 0 else min(1.0, max(0.0, 1.0 - busy_s / wall_s))
 
 
+class Mean(float):
+    """A mean that knows of how many numbers it is."""
+
+    __slots__ = ("count",)
+    count: int
+
+    def __new__(cls, value: float, count: int) -> Mean:
+        """``value`` over ``count`` numbers."""
+        mean = super().__new__(cls, value)
+        mean.count = count
+        return mean
+
+    def __getnewargs__(self) -> tuple[float, int]:  # type: ignore[override]
+        """For its way out of an actor."""
+        return float(self), self.count
+
+
+class Count(float):
+    """How often something happened."""
+
+
+def joined(rows: Iterable[dict[str, float]]) -> dict[str, float]:
+    """One row of several loops: means are weighted by what they are of, counts add up, of other numbers the last stays."""
+    whole: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            held = whole.get(name)
+            if isinstance(held, Mean) and isinstance(value, Mean):
+                count = held.count + value.count
+                whole[name] = Mean((held * held.count + value * value.count) / count, count)
+            elif isinstance(held, Count) and isinstance(value, Count):
+                whole[name] = Count(held + value)
+            else:
+                whole[name] = value
+    return whole
+
+
 class Averages:
-    """Means of named numbers between two reads."""
+    """Means of named numbers between two reads. Threads may add while another reads."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def add(self, values: dict[str, float], prefix: str = "") -> None:
         """Add one observation of each; non-finite numbers are left out, since JSON has none."""
         for name, value in values.items():
             if math.isfinite(value):
                 key = prefix + name
-                self._sums[key] = self._sums.get(key, 0.0) + value
-                self._counts[key] = self._counts.get(key, 0) + 1
+                with self._lock:
+                    self._sums[key] = self._sums.get(key, 0.0) + value
+                    self._counts[key] = self._counts.get(key, 0) + 1
 
     def take(self) -> dict[str, float]:
         """Means since the last call."""
-        means = {name: total / self._counts[name] for name, total in self._sums.items()}
-        self._sums.clear()
-        self._counts.clear()
-        return means
+        with self._lock:
+            sums, counts = self._sums, self._counts
+            self._sums, self._counts = {}, {}
+        return {name: Mean(total / counts[name], counts[name]) for name, total in sums.items()}
 
 
 class Tracker(Protocol):

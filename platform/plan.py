@@ -40,7 +40,8 @@ def processes_of(config: TrainConfig) -> list[str]:
     part = shares(config)
     names = ["store", "b_real", "b_img", "policy_learner", "evaluator"]
     if part.collects:
-        names += ["inference", *(f"rollout_{index}" for index in range(config.rollout.workers))]
+        names += [f"inference_{index}" for index in range(config.inference.replicas)]
+        names += [f"rollout_{index}" for index in range(config.rollout.workers)]
     if part.imagines:
         names.append("imagination")
     if part.trains_models:

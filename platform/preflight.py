@@ -39,6 +39,11 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
     _check_capacity(config.buffers.real, "real", turn, context)
     _check_capacity(config.buffers.imagined, "imagined", part.imagined_decisions, context)
     _check_trackers(config)
+    if config.inference.replicas > config.rollout.workers:
+        raise ConfigError(
+            f"{config.inference.replicas} replicas for {config.rollout.workers} rollout worker(s): some would never be asked",
+            where="inference.replicas", remedy="lower it, or raise rollout.workers",
+        )  # fmt: skip
     if isinstance(config.host, RayHostConfig) and config.host.address is not None:
         from .hosts.ray_host import require_cluster
 

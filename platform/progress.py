@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.schema import TrainConfig
 
-from .metrics import idle_ratio
+from .metrics import idle_ratio, joined
 
 
 def metric_row(
@@ -21,11 +21,13 @@ def metric_row(
     """
     row: dict[str, Any] = {"wall_s": round(wall_s, 3)}
     idle: dict[str, float] = {}
+    rows: list[dict[str, float]] = []
     for name, metrics in by_role.items():
         numbers = dict(metrics)
         idle[name] = idle_ratio(numbers.pop("busy_s"), numbers.pop("wall_s"))
         row[f"idle_ratio/{name}"] = idle[name]
-        row |= numbers
+        rows.append(numbers)
+    row |= joined(rows)
     if "policy_learner" in idle:
         row["trainer/idle_ratio"] = idle["policy_learner"]
     rollouts = [value for name, value in idle.items() if name.startswith("rollout_")]

@@ -110,9 +110,21 @@ def _write_report(config: TrainConfig, outcome: Outcome, folder: Path) -> dict[s
             outcome.context, outcome.services.real, models, folder / "media",
             horizon=quality_horizon(config, outcome.context),
         )  # fmt: skip
-    result = summary(config, outcome)
+    result = {**summary(config, outcome), "inference": inference_counts(folder / "metrics.jsonl")}
     (folder / "summary.json").write_text(json.dumps(result, indent=1))
     return result
+
+
+def inference_counts(metrics: Path) -> dict[str, dict[str, int]]:
+    """Batches by size and requests by wait, over the whole run."""
+    counts: dict[str, dict[str, int]] = {"batches": {}, "waits": {}}
+    for row in read_rows(metrics):
+        for name, found in counts.items():
+            prefix = f"inference/{name}/"
+            for key in [key for key in row if key.startswith(prefix)]:
+                bucket = key.removeprefix(prefix)
+                found[bucket] = found.get(bucket, 0) + int(row[key])
+    return counts
 
 
 PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (

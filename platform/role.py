@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 State = dict[str, Any]
 """Nested dictionaries and lists of arrays, tensors, numbers, strings, booleans and None: what a checkpoint can hold
@@ -32,4 +32,13 @@ class Role(Protocol):
 
     def close(self) -> None:
         """Free what the role holds."""
+        ...
+
+
+@runtime_checkable
+class WaitsForWork(Protocol):
+    """A role that others give work to: between two steps it waits for that, not for a time."""
+
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Block until a step may find something to do, at most ``timeout_s``."""
         ...

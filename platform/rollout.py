@@ -84,6 +84,13 @@ class Rollout:
         self._waiting_since = time.monotonic()
         return True
 
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Until decisions may have arrived, or the time is over."""
+        if self._ticket is None:
+            time.sleep(timeout_s)
+        else:
+            self._inference.wait(self._ticket, timeout_s)
+
     def _start_episodes(self) -> bool:
         idle = [slot for slot in range(self._env.num_slots) if slot not in self._episodes]
         if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,8 @@ class Published:
     name: str
     version: int
     arrays: Arrays
+    published_at: float = 0.0
+    """``time.time()`` of the store's process."""
 
 
 class Weights(Protocol):
@@ -60,7 +63,7 @@ class WeightStore:
         assert held is None or version > held.version, (
             f"{name}: version {version} after {held and held.version}"
         )
-        self._current[name] = Published(name, version, arrays)
+        self._current[name] = Published(name, version, arrays, time.time())
 
     def fetch(self, name: str, newer_than: int) -> Published | None:
         """The newest weights of ``name`` if their version is above ``newer_than``."""
@@ -83,7 +86,8 @@ class WeightStore:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
         self._current = {
-            name: Published(name, held["version"], held["arrays"]) for name, held in state["weights"].items()
+            name: Published(name, held["version"], held["arrays"], time.time())
+            for name, held in state["weights"].items()
         }
         self._board = dict(state["board"])
 

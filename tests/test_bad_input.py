@@ -95,6 +95,7 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "share of real data": (["real+imagined", "mix.real_fraction=1"], "below 1"),
     "buffer": (["real", "buffers.real.max_bytes=60000"], "give at least"),
     "imagined buffer": (["imagined", "buffers.imagined.max_bytes=60000"], "give at least"),
+    "replicas": (["real", "inference.replicas=3", "rollout.workers=2"], "lower it, or raise rollout.workers"),
     "memory": (["real", "buffers.real.max_bytes=100000000000000"], "the machine has"),
     "held out": (["imagined", "buffers.real.held_out=0", "evaluation.quality_every=5"], "buffers.real.held_out"),
     "gate unmeasured": (["imagined", "imagination.gate.enabled=true"], "evaluation.quality_every"),

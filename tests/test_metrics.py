@@ -1,6 +1,8 @@
 import json
+import pickle
 import time
 from pathlib import Path
+from platform.metrics import Count, Mean, joined
 
 import pytest
 from hypothesis import given
@@ -96,3 +98,17 @@ def test_a_metric_row_has_idle_ratios_and_the_sum_of_real_steps() -> None:
     assert row["buffer/img/items"] == 3
     assert "obs_model/val_loss" not in row
     assert "busy_s" not in row
+
+
+def test_numbers_of_several_loops_are_joined_by_what_they_are() -> None:
+    first: dict[str, float] = {"wait_s": Mean(1.0, 1), "batches": Count(2), "depth": 3.0}
+    second: dict[str, float] = {"wait_s": Mean(4.0, 2), "batches": Count(5), "depth": 4.0, "alone": Count(1)}
+    row = joined([first, second])
+    assert row == {"wait_s": 3.0, "batches": 7.0, "depth": 4.0, "alone": 1.0}
+    assert joined([row, first])["wait_s"] == 2.5, "(1 + 4 + 4 + 1) / 4: the count is joined too"
+
+
+def test_a_mean_keeps_its_count_on_the_way_out_of_an_actor() -> None:
+    mean = pickle.loads(pickle.dumps(Mean(1.5, 4)))
+    assert (mean, mean.count) == (1.5, 4)
+    assert json.dumps({"x": mean}) == '{"x": 1.5}'

@@ -44,7 +44,7 @@ def assert_equal(a: Any, b: Any, path: str = "") -> None:
 
 
 ROLES = (
-    "store", "b_real", "b_img", "inference", "rollout_0", "imagination", "policy_learner", "obs_model_learner",
+    "store", "b_real", "b_img", "inference_0", "rollout_0", "imagination", "policy_learner", "obs_model_learner",
     "reward_model_learner", "evaluator",
 )  # fmt: skip
 

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ..metrics import BusyClock
-from ..role import Role, State
+from ..role import Role, State, WaitsForWork
 from .base import Health
 
 FIRST_IDLE_S = 0.005
 LONGEST_IDLE_S = 0.1
 """Pause of a loop that found nothing to do; it doubles while nothing comes. Every look costs a few calls to the
 services: five roles that looked every 5 ms would burn a core."""
+
+LOOK_S = 1.0
+"""How often a waiting request looks whether the loop that should answer it has failed."""
 
 
 class ServiceActor:
@@ -43,6 +46,7 @@ class RoleActor:
         torch.set_num_threads(threads)
         self._name = name
         self._role = build()
+        self._rest = self._role.wait_for_work if isinstance(self._role, WaitsForWork) else time.sleep
         self._clock = BusyClock()
         self._progress = 0
         self._step_began: float | None = None
@@ -65,7 +69,7 @@ class RoleActor:
             if worked:
                 idle_s = FIRST_IDLE_S
             else:
-                time.sleep(idle_s)
+                self._rest(idle_s)
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _step(self) -> bool:
@@ -115,7 +119,11 @@ class RoleActor:
             self._name, self._progress, 0.0 if began is None else time.monotonic() - began
         ), self._error
 
-    def infer(self, observation: Any, timeout_s: float) -> Any:
-        """For the inference service: ask and wait in this call's own thread."""
+    def infer(self, observation: Any) -> Any:
+        """For the inference service: ask and wait in this call's own thread, through a pause of the loop too."""
         service: Any = self._role
-        return service.wait_for(service.submit(observation), timeout_s)
+        ticket = service.submit(observation)
+        while (answer := service.wait_for(ticket, LOOK_S)) is None:
+            if self._error is not None:
+                raise RuntimeError(f"{self._name} failed: {self._error[0]}")
+        return answer

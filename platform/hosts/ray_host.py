@@ -14,15 +14,17 @@ from configs.errors import ResourceError, RoleFailure
 from configs.system import RayHostConfig
 
 from ..metrics import Averages
+from ..replicas import ReplicaLost
 from ..role import Role, State
 from .base import Health
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-INFER_TIMEOUT_S = 60.0
-CALLS_AT_ONCE = 32
-"""Threads of the inference actor: each waiting request holds one."""
+INFER = "infer"
+REQUESTS_AT_ONCE = 64
+"""Threads of an inference replica for the requests that wait; calls of the host have threads of their own."""
+CALLS_AT_ONCE = 4
 POLL_S = 0.25
 ANSWER_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 300.0
@@ -49,21 +51,30 @@ class ServiceProxy:
 
 
 class InferenceProxy:
-    """The inference service as a collector sees it; a ticket is Ray's reference to the answer."""
+    """An inference replica as a collector sees it; a ticket is Ray's reference to the answer."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, name: str, actor: Any) -> None:
+        self._name, self._actor = name, actor
 
     def submit(self, observation: Any) -> Any:
         """Ask."""
-        return self._actor.infer.remote(observation, INFER_TIMEOUT_S)
+        return self._actor.infer.options(concurrency_group=INFER).remote(observation)
 
-    def poll(self, ticket: Any) -> Any:
-        """Look, waiting a moment so that a loop with nothing else to do does not spin."""
+    def poll(self, ticket: Any, *, timeout_s: float = 0.0) -> Any:
+        """Look, waiting at most ``timeout_s``. Raises ReplicaLost when the process that was asked has died."""
         import ray
 
-        done, _ = ray.wait([ticket], timeout=0.02)
-        return ray.get(done[0]) if done else None
+        done, _ = ray.wait([ticket], timeout=timeout_s)
+        try:
+            return ray.get(done[0]) if done else None
+        except ray.exceptions.RayActorError as error:
+            raise ReplicaLost(f"the process of {self._name} died: {_cause(error)}") from error
+
+    def wait(self, ticket: Any, timeout_s: float) -> None:
+        """Until there is an answer, or none to be expected."""
+        import ray
+
+        ray.wait([ticket], timeout=timeout_s)
 
 
 class RayHost:
@@ -75,6 +86,7 @@ class RayHost:
         self._config = config
         self._services: dict[str, Any] = {}
         self._roles: dict[str, Any] = {}
+        self._serving: set[str] = set()
         self._health: dict[str, Health] = {}
         self._last_look = 0.0
         self._averages = Averages()
@@ -122,11 +134,29 @@ class RayHost:
 
         from .actors import RoleActor
 
-        calls = CALLS_AT_ONCE if serves else 4
-        options = ray.remote(RoleActor).options(num_cpus=0, max_restarts=0, max_concurrency=calls)
-        actor = options.remote(name, build, self._config.threads)
+        groups = {INFER: REQUESTS_AT_ONCE} if serves else {}
+        # Ray's types know nothing of what only actors take.
+        remote: Any = ray.remote
+        kind = remote(num_cpus=0, max_restarts=0, max_concurrency=CALLS_AT_ONCE, concurrency_groups=groups)
+        actor = kind(RoleActor).remote(name, build, self._config.threads)
         self._roles[name] = actor
-        return InferenceProxy(actor) if serves else ServiceProxy(name, actor)
+        if not serves:
+            return ServiceProxy(name, actor)
+        self._serving.add(name)
+        return InferenceProxy(name, actor)
+
+    def _let_go(self, name: str) -> bool:
+        """Go on without a dead replica while another serves; its clients ask that one."""
+        if name not in self._serving or len(self._serving) == 1:
+            return False
+        self._serving.discard(name)
+        self._roles.pop(name, None)
+        self._health.pop(name, None)
+        log.warning(
+            "%s died; still serving, and asked what it left unanswered: %s",
+            name, ", ".join(sorted(self._serving)),
+        )  # fmt: skip
+        return True
 
     def start(self) -> None:
         """Wait for every constructor; the first failure is told by its role's name."""
@@ -146,7 +176,7 @@ class RayHost:
 
     def resume(self) -> None:
         """Let every loop work."""
-        _answers({name: actor.resume.remote() for name, actor in self._roles.items()})
+        self._of_roles({name: actor.resume.remote() for name, actor in self._roles.items()})
 
     def pump(self) -> None:
         """Wait a moment, then look after every actor."""
@@ -158,7 +188,7 @@ class RayHost:
     def _look(self) -> None:
         asked = {name: actor.health.remote() for name, actor in self._roles.items()}
         asked |= {name: actor.ready.remote() for name, actor in self._services.items()}
-        for name, answer in _answers(asked).items():
+        for name, answer in self._of_roles(asked).items():
             if name in self._services:
                 continue
             self._health[name], failure = answer
@@ -172,8 +202,7 @@ class RayHost:
 
         asked = {actor.pause.remote(): name for name, actor in self._roles.items()}
         done, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
-        for ref in done:
-            ray.get(ref)
+        self._of_roles({asked[ref]: ref for ref in done})
         return [asked[ref] for ref in late]
 
     def states(self, skip: list[str]) -> dict[str, State]:
@@ -182,16 +211,27 @@ class RayHost:
             name: actor.call.remote("state") for name, actor in self._services.items() if name not in skip
         }
         asked |= {name: actor.state.remote() for name, actor in self._roles.items() if name not in skip}
-        return _answers(asked)
+        return self._of_roles(asked)
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
         _answers({name: actor.call.remote("load", states[name]) for name, actor in self._services.items()})
-        _answers({name: actor.load.remote(states[name]) for name, actor in self._roles.items()})
+        for name in [name for name in self._serving if name not in states]:
+            log.warning(
+                "%s has no state in the checkpoint, since it had died: it starts its noise anew", name
+            )
+        known = {
+            name: actor for name, actor in self._roles.items() if name in states or name not in self._serving
+        }
+        _answers({name: actor.load.remote(states[name]) for name, actor in known.items()})
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Each role's metrics and clock."""
-        return _answers({name: actor.metrics.remote() for name, actor in self._roles.items()})
+        return self._of_roles({name: actor.metrics.remote() for name, actor in self._roles.items()})
+
+    def _of_roles(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Answers of those that live; the death of one that is not spare ends the run by its name."""
+        return _answers(asked, self._let_go)
 
     def health(self) -> list[Health]:
         """As of the last look."""
@@ -227,8 +267,8 @@ def require_cluster(address: str) -> None:
         ) from error  # fmt: skip
 
 
-def _answers(asked: dict[str, Any]) -> dict[str, Any]:
-    """Wait for each; a dead or silent actor ends the run by its name."""
+def _answers(asked: dict[str, Any], spare: Callable[[str], bool] = lambda _: False) -> dict[str, Any]:
+    """Wait for each; a dead or silent actor ends the run by its name, unless it is dead and ``spare``."""
     import ray
 
     answers = {}
@@ -236,7 +276,8 @@ def _answers(asked: dict[str, Any]) -> dict[str, Any]:
         try:
             answers[name] = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
         except ray.exceptions.RayActorError as error:
-            raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error
+            if not spare(name):
+                raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error
         except ray.exceptions.GetTimeoutError as error:
             raise RoleFailure(f"{name} does not answer", where=name) from error
     return answers

@@ -1,0 +1,92 @@
+"""What a collector sees when inference replicas die."""
+
+from __future__ import annotations
+
+from platform.envs.base import Observation
+from platform.inference import Decisions
+from platform.replicas import ReplicaLost, Replicas
+from platform.weights import WeightStore
+
+import numpy as np
+import pytest
+
+from configs.errors import RoleFailure
+
+SEEN = Observation({}, np.zeros((1, 1), np.float32), ["reach"])
+
+
+class Replica:
+    """Answers at once with its version, until it dies."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+        self.asked = 0
+        self.alive = True
+
+    def submit(self, observation: Observation) -> object:
+        self.asked += 1
+        return self.asked
+
+    def poll(self, ticket: object, *, timeout_s: float = 0.0) -> Decisions | None:
+        if not self.alive:
+            raise ReplicaLost("killed")
+        zeros = np.zeros((1, 1, 1))
+        return Decisions(zeros.astype(np.int16), zeros, np.zeros(1), self.version)
+
+    def wait(self, ticket: object, timeout_s: float) -> None:
+        pass
+
+
+def test_workers_are_dealt_out_in_turn() -> None:
+    replicas = {"a": Replica(), "b": Replica()}
+    for worker in range(4):
+        client = Replicas(replicas, worker % 2, WeightStore(), f"rollout_{worker}")
+        client.poll(client.submit(SEEN))
+    assert [r.asked for r in replicas.values()] == [2, 2]
+
+
+def test_what_a_dead_replica_was_asked_is_asked_again_elsewhere_and_counted() -> None:
+    a, b, board = Replica(), Replica(), WeightStore()
+    client = Replicas({"a": a, "b": b}, 0, board, "rollout_3")
+    ticket = client.submit(SEEN)
+    a.alive = False
+    assert client.poll(ticket) is None
+    assert client.poll(ticket) is not None
+    assert (a.asked, b.asked) == (1, 1)
+    assert board.read() == {"inference/asked_again/rollout_3": 1}
+    assert client.poll(client.submit(SEEN)) is not None
+    assert (a.asked, b.asked) == (1, 2), "the dead one is not asked any more"
+
+
+def test_two_open_requests_survive_one_death() -> None:
+    a, b = Replica(), Replica()
+    client = Replicas({"a": a, "b": b}, 0, WeightStore(), "rollout_0")
+    tickets = [client.submit(SEEN), client.submit(SEEN)]
+    a.alive = False
+    assert [client.poll(ticket) for ticket in tickets] == [None, None]
+    assert all(client.poll(ticket) is not None for ticket in tickets)
+    assert (client.asked_again, b.asked) == (2, 2)
+
+
+def test_versions_never_decrease_when_the_other_replica_is_behind() -> None:
+    a, b = Replica(version=5), Replica(version=4)
+    client = Replicas({"a": a, "b": b}, 0, WeightStore(), "rollout_0")
+    first = client.poll(client.submit(SEEN))
+    assert first is not None
+    assert first.version == 5
+    a.alive = False
+    ticket = client.submit(SEEN)
+    assert [client.poll(ticket) for _ in range(3)] == [None] * 3
+    b.version = 6
+    second = client.poll(ticket)
+    assert second is not None
+    assert second.version == 6
+
+
+def test_the_last_death_ends_the_run_by_name() -> None:
+    a = Replica()
+    client = Replicas({"inference_0": a}, 0, WeightStore(), "rollout_0")
+    ticket = client.submit(SEEN)
+    a.alive = False
+    with pytest.raises(RoleFailure, match=r"no inference replica is left: killed \(inference_0\)"):
+        client.poll(ticket)
