@@ -130,6 +130,7 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
             rollout = partial(
                 _rollout, context, config, services, inference, index,
                 needed=part.real_needed * turns, needed_alone=needed_alone(config, context), budget=budget, gamma=gamma,
+                exact=host.exact,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
     if part.imagines:

@@ -41,8 +41,8 @@ class InferenceClient(Protocol):
         """Queue a request; returns a ticket."""
         ...
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, or None while it is not there."""
+    def poll(self, ticket: object, *, timeout_s: float) -> Decisions | None:
+        """The answer, or None while it is not there. May wait ``timeout_s`` where the service runs elsewhere."""
         ...
 
 
@@ -89,8 +89,8 @@ class InferenceService:
             self._condition.notify_all()
         return ticket
 
-    def poll(self, ticket: object) -> Decisions | None:
-        """The answer, once."""
+    def poll(self, ticket: object, *, timeout_s: float) -> Decisions | None:
+        """The answer, once. Never waits: who shares this process with the caller would wait for itself."""
         assert isinstance(ticket, int)
         with self._condition:
             return self._answers.pop(ticket, None)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from configs.env import TabletopConfig
 
-from .base import EnvSpec, Observation, StepResult
+from .base import EnvSpec, Immediate, Observation, StepResult
 from .tabletop_tasks import all_instructions, mix
 from .tabletop_world import Rows, TabletopWorlds
 
@@ -38,7 +38,7 @@ def start_keys(seeds: NDArray[np.int64]) -> NDArray[np.uint64]:
     return mix(np.asarray(seeds).astype(np.uint64) ^ SEED_DOMAIN, 0)
 
 
-class TabletopDecisionEnv:
+class TabletopDecisionEnv(Immediate):
     """N tabletops stepped by decisions: the first ``replan`` actions of a chunk, up to the episode's end.
 
     Nothing resets by itself. Only the rows asked for are stepped, and only the frame after the chunk is drawn.
@@ -46,6 +46,7 @@ class TabletopDecisionEnv:
 
     def __init__(self, config: TabletopConfig, num_slots: int, *, chunk: int, replan: int) -> None:
         assert 1 <= replan <= chunk, f"replan={replan}, chunk={chunk}"
+        super().__init__()
         self.spec = tabletop_spec(config)
         self.num_slots = num_slots
         self.chunk = chunk

@@ -58,11 +58,11 @@ class InferenceProxy:
         """Ask."""
         return self._actor.infer.remote(observation, INFER_TIMEOUT_S)
 
-    def poll(self, ticket: Any) -> Any:
-        """Look, waiting a moment so that a loop with nothing else to do does not spin."""
+    def poll(self, ticket: Any, *, timeout_s: float) -> Any:
+        """Look, waiting at most ``timeout_s`` so that a loop with nothing else to do does not spin."""
         import ray
 
-        done, _ = ray.wait([ticket], timeout=0.02)
+        done, _ = ray.wait([ticket], timeout=timeout_s)
         return ray.get(done[0]) if done else None
 
 
