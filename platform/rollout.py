@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
-
-from buffers.samples import Admitted
 
 from .context import Context
 from .episode import EpisodeBuilder
-from .inference import Decisions, InferenceClient, concatenate
+from .inference import InferenceClient, concatenate
 from .metrics import Averages
 from .role import State
 from .services import Collecting
+from .slots import Occupancy, Request, Slots, Start, Stepping
 from .weights import Board
 
 if TYPE_CHECKING:
     from .envs.base import DecisionEnv, Landed, StepResult
-
-Slots = NDArray[np.int64]
 
 # Training episodes draw their seeds far above those of demonstrations (0…) and held-out evaluation (1,000,000…).
 FIRST_TRAINING_SEED = 10_000_000
@@ -38,34 +33,6 @@ REFUSED_S = 0.005
 """Pause after a refused admission: every look costs two calls, and slots land all the time."""
 TELL_S = 0.1
 """Pause between two tellings of the real steps, for the same reason."""
-
-
-@dataclass
-class _Request:
-    """Decisions asked for."""
-
-    ticket: object
-    slots: Slots
-    asked: float
-    """On the monotonic clock; only for the time it took."""
-
-
-@dataclass
-class _Start:
-    """An episode whose environment is being reset."""
-
-    sample: Admitted
-    seed: int
-    began: float
-
-
-@dataclass
-class _Stepping:
-    """A decision that a slot executes: row ``row`` of ``decisions``."""
-
-    decisions: Decisions
-    row: int
-    began: float
 
 
 class Rollout:
@@ -107,14 +74,15 @@ class Rollout:
         self._gamma = gamma
         self._max_steps = max_steps
         self._waits = exact or not env.overlaps
-        self._starting: dict[int, _Start] = {}
+        self._starting: dict[int, Start] = {}
         self._episodes: dict[int, EpisodeBuilder] = {}
-        self._requests: list[_Request] = []
-        self._stepping: dict[int, _Stepping] = {}
+        self._requests: list[Request] = []
+        self._stepping: dict[int, Stepping] = {}
         self.real_steps = 0
         self._told_steps = 0
         self._told_at = 0.0
         self._refused_at = 0.0
+        self._occupancy = Occupancy()
         self._averages = Averages()
         self._outcomes: list[tuple[bool, float, int]] = []
 
@@ -135,6 +103,8 @@ class Rollout:
         if self._start_episodes():
             moved = True
             self._land(0.0)
+        busy = len(self._episodes) + len(self._starting)
+        self._occupancy.note(time.monotonic(), busy, self._env.num_slots)
         return self._ask() or moved
 
     def _execute_answers(self) -> bool:
@@ -148,7 +118,7 @@ class Rollout:
             now = time.monotonic()
             self._averages.add({"time/rollout/waited_s": now - request.asked})
             for row, slot in enumerate(request.slots):
-                self._stepping[int(slot)] = _Stepping(decisions, row, now)
+                self._stepping[int(slot)] = Stepping(decisions, row, now)
             self._env.begin(request.slots, self._context.tokenizer.decode(decisions.tokens))
         moved = len(waiting) < len(self._requests)
         self._requests = waiting
@@ -182,7 +152,7 @@ class Rollout:
         seeds = np.array([self._episode_seed(s.sample_id) for s in samples], np.int64)
         began = time.monotonic()
         for slot, sample, seed in zip(slots, samples, seeds, strict=True):
-            self._starting[int(slot)] = _Start(sample, int(seed), began)
+            self._starting[int(slot)] = Start(sample, int(seed), began)
         self._env.begin_reset(slots, seeds)
         return True
 
@@ -215,7 +185,7 @@ class Rollout:
             return False
         observation = concatenate([self._episodes[slot].latest() for slot in slots])
         ticket = self._inference.submit(observation)
-        self._requests.append(_Request(ticket, np.array(slots, np.int64), time.monotonic()))
+        self._requests.append(Request(ticket, np.array(slots, np.int64), time.monotonic()))
         return True
 
     def _record(self, slots: Slots, result: StepResult) -> None:
@@ -278,11 +248,14 @@ class Rollout:
         self._env.load(state["env"])
         self._episodes = {int(slot): EpisodeBuilder(**fields) for slot, fields in state["episodes"].items()}
         now = time.monotonic()
-        self._requests = [_Request(held["ticket"], held["slots"], now) for held in state["requests"]]
+        self._requests = [Request(held["ticket"], held["slots"], now) for held in state["requests"]]
 
     def metrics(self) -> dict[str, float]:
-        """Times, and the outcomes of the episodes that ended."""
+        """Times, how full the slots were, and the outcomes of the episodes that ended."""
         row = self._averages.take()
+        share = self._occupancy.take(time.monotonic())
+        if share is not None:
+            row["rollout/slots_busy"] = share
         if self._outcomes:
             success, returns, lengths = zip(*self._outcomes, strict=True)
             row["env/success_once"] = float(np.mean(success))

@@ -7,6 +7,7 @@ from platform.context import make_context
 from platform.envs import make_env
 from platform.inference import Decisions
 from platform.rollout import Rollout
+from platform.slots import Occupancy
 from platform.weights import WeightStore
 from typing import Any
 
@@ -127,3 +128,13 @@ def test_running_episodes_are_started_again_after_a_checkpoint() -> None:
     attempts += [episode.attempt for episode in again._episodes.values()]
     assert attempts == [1, 1, 1]
     again.close()
+
+
+def test_occupancy_by_hand() -> None:
+    occupancy = Occupancy()
+    assert occupancy.take(1.0) is None
+    occupancy.note(1.0, 2, 4)
+    occupancy.note(3.0, 4, 4)
+    # Two seconds with half of the slots, one with all of them: (2 * 2 + 4 * 1) / (4 * 3).
+    assert occupancy.take(4.0) == pytest.approx(8 / 12)
+    assert occupancy.take(5.0) == 1.0
