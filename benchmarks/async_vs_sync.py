@@ -3,12 +3,13 @@
     python benchmarks/async_vs_sync.py [--quick] [--seeds 3] [--turns 60] [--out FOLDER]
 
 The environment (``waiting_env.py``) waits 10 ms a step in the median, as a simulator in another process does, and computes
-nothing; the learner computes. There are as many environment slots as let collectors, when no slot waits for another, deliver
-just as fast as the learner trains: two equal halves, so that running them beside each other can at most halve the time.
+nothing; the learner computes. A first run measures both halves of the synchronous loop, and the number of environment slots
+is chosen to make them equal, so that running them beside each other can at most halve the time. With tails there are more
+slots, as many as the mean step is longer: when no slot waits for another, collectors are then just as fast.
 
 - ``equal``: every step takes 10 ms.
-- ``tails``: log-normal with sigma 1.25, so one step in a hundred takes 180 ms or more, and a batch that waits for all
-  slots waits for the slowest.
+- ``tails``: log-normal with sigma 1, so one step in a hundred takes 100 ms or more, and a loop that waits for all slots waits
+  for the slowest.
 
 *The synchronous loop* is ``host=serial sync=on_policy``: collect a batch, train on it, collect the next one, in one process.
 All slots step beside each other in it, too, and it pays for no actors and no messages, so it is the fastest
@@ -38,21 +39,20 @@ RESULTS = Path(__file__).parent / "results"
 PRESETS = Path(__file__).parent.parent / "configs" / "sync"
 LOOP = "synchronous loop"
 MEDIAN_S = 0.01
-SIGMA = {"equal": 0.0, "tails": 1.25}
+SIGMA = {"equal": 0.0, "tails": 1.0}
 TARGET = {"equal": 1.9, "tails": 2.4}
-STEPS = 4
+STEPS = 8
 """Env steps per decision."""
 BATCH = 128
 """Decisions per turn."""
-ANSWER_S = 0.012
-"""What a decision takes beside its env steps: a look at the queue, the forward pass, the way there and back."""
+PROBE_SLOTS = 16
 COMMON = (
-    "real", "env=gymnasium", "env.id=waiting_env:Waiting-v0", "env.camera_size=32", "env.max_episode_steps=24",
-    "policy.width=64", "policy.layers=1", "policy.stem_channels=[16,32]", "policy.keypoints=8", "policy.bins=8",
+    "real", "env=gymnasium", "env.id=waiting_env:Waiting-v0", "env.camera_size=32", "env.max_episode_steps=48",
+    "policy.width=96", "policy.layers=1", "policy.stem_channels=[16,32]", "policy.keypoints=8", "policy.bins=8",
     f"policy.chunk={STEPS}", f"policy.replan={STEPS}", f"algorithm.batch={BATCH}", f"algorithm.micro_batch={BATCH}",
     "algorithm.epochs=4", "algorithm.critic_warm_up=2", "algorithm.kl_anchor=0.0", "algorithm.learning_rate=5e-3",
     "algorithm.learning_rate_warm_up=5", "algorithm.gamma=0.8", "buffers.real.reuse_limit=1", "evaluation.every=0",
-    "evaluation.quality_every=0", "run.precision=no", "run.checkpoint_every=0", "run.log_every_s=0.2",
+    "evaluation.quality_every=0", "inference.max_wait_ms=1.0", "run.precision=no", "run.checkpoint_every=0", "run.log_every_s=0.2",
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ class Run:
     turn_s: float
     """Wall seconds per turn."""
     learner_s: float
-    """Of them the learner had work."""
+    """Of them the learner trained."""
     slots_busy: float
     success: dict[str, Any]
     rollout_return: float
@@ -110,30 +110,33 @@ def read(run: Path) -> Run:
     first = int(np.flatnonzero(turns >= max(3, turns[-1] // 6))[0])
     last = int(np.flatnonzero(turns == turns[-1])[0])
     spent = np.diff(wall)[first:last]
-    busy = 1 - np.array([row["idle_ratio/policy_learner"] for row in rows])[first + 1 : last + 1]
-    slots = np.array([row.get("rollout/slots_busy", np.nan) for row in rows])[first + 1 : last + 1]
+    learner = [
+        each["time/learner/turn_s"] for each in rows[first + 1 : last + 1] if "time/learner/turn_s" in each
+    ]
+    slots = np.array([each.get("rollout/slots_busy", np.nan) for each in rows])[first + 1 : last + 1]
     known = np.isfinite(slots)
     done = float(turns[last] - turns[first])
     returns = [row["env/return"] for row in rows[-len(rows) // 4 :] if "env/return" in row]
     return Run(
         float(spent.sum()) / done,
-        float((busy * spent).sum()) / done,
+        float(np.mean(learner)),
         float(np.average(slots[known], weights=spent[known])),
         json.loads((run / "summary.json").read_text())["success_sampled"]["after"],
         float(np.mean(returns)),
     )
 
 
-def slots_for(turn_s: float, case: str) -> int:
-    """Slots that deliver a turn's decisions in ``turn_s`` when none waits for another; the mean counts, not the median."""
-    decision_s = STEPS * MEDIAN_S * math.exp(SIGMA[case] ** 2 / 2) + ANSWER_S
-    return max(4, round(BATCH * decision_s / turn_s))
+def slots_for(probe: Run) -> dict[str, int]:
+    """Slots by case, from a run of the loop with ``PROBE_SLOTS`` and no tails."""
+    collecting_s = probe.turn_s - probe.learner_s
+    equal = PROBE_SLOTS * collecting_s / probe.learner_s
+    return {case: max(4, round(equal * math.exp(sigma**2 / 2))) for case, sigma in SIGMA.items()}
 
 
 def measure(folder: Path, size: Size) -> dict[str, dict[str, list[Run]]]:
     """Every mode in every case, seed by seed, so that a machine that gets slower does so for all."""
-    probe = train(folder, LOOP, "equal", 16, 1000, Size(12, 4, 1, ()))
-    slots = {case: slots_for(probe.learner_s, case) for case in SIGMA}
+    probe = train(folder, LOOP, "equal", PROBE_SLOTS, 1000, Size(12, 4, 1, ()))
+    slots = slots_for(probe)
     print(f"a turn of the learner takes {probe.learner_s:.2f} s: {slots['equal']} slots without tails, "
           f"{slots['tails']} with")  # fmt: skip
     modes = (LOOP, *size.presets)
@@ -212,7 +215,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         axis.bar_label(axis.bar(places, bars, width, label=mode), fmt="%.2f", fontsize=8)
     for place, case in enumerate(SIGMA):
         axis.hlines(TARGET[case], place - 0.45, place + 0.45, color="black", linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(SIGMA)), ["10 ms each", f"median 10 ms, sigma {SIGMA['tails']}"])
+    axis.set_xticks(range(len(SIGMA)), ["10 ms each", f"median 10 ms, sigma {SIGMA['tails']:.0f}"])
     axis.set_ylabel("turns per second, synchronous loop = 1\n(dotted: target)")
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)

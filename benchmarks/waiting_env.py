@@ -13,7 +13,7 @@ import numpy as np
 
 SIZE = 32
 REACH = 0.15
-SPEED = 0.08
+SPEED = 0.04
 
 
 class Waiting(gymnasium.Env[Any, Any]):
