@@ -17,7 +17,9 @@ from .slots import Occupancy, Request, Slots, Start, Stepping
 from .weights import Board
 
 if TYPE_CHECKING:
+    from .balance import Balancer
     from .envs.base import DecisionEnv, Landed, StepResult
+    from .task_sampling import TaskSampler
 
 # Training episodes draw their seeds far above those of demonstrations (0…) and held-out evaluation (1,000,000…).
 FIRST_TRAINING_SEED = 10_000_000
@@ -44,7 +46,7 @@ class Rollout:
 
     ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N), ``needed_alone`` the
     same while imagination is shut; ``budget`` the staleness budget; ``max_steps`` the real steps after which no episode
-    is started.
+    is started; ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Rollout:
         gamma: float,
         max_steps: int | None,
         exact: bool,
+        sampler: TaskSampler | None,
+        balancer: Balancer | None,
     ) -> None:
         self.name = f"rollout_{index}"
         self._context = context
@@ -74,6 +78,9 @@ class Rollout:
         self._gamma = gamma
         self._max_steps = max_steps
         self._waits = exact or not env.overlaps
+        self._sampler = sampler
+        self._balancer = balancer
+        self._allotted = env.num_slots if balancer is None else balancer.allotted({})
         self._starting: dict[int, Start] = {}
         self._episodes: dict[int, EpisodeBuilder] = {}
         self._requests: list[Request] = []
@@ -83,6 +90,7 @@ class Rollout:
         self._told_at = 0.0
         self._refused_at = 0.0
         self._occupancy = Occupancy()
+        self._in_env = Occupancy()
         self._averages = Averages()
         self._outcomes: list[tuple[bool, float, int]] = []
 
@@ -103,9 +111,18 @@ class Rollout:
         if self._start_episodes():
             moved = True
             self._land(0.0)
-        busy = len(self._episodes) + len(self._starting)
-        self._occupancy.note(time.monotonic(), busy, self._env.num_slots)
+        self._note()
         return self._ask() or moved
+
+    def _note(self) -> None:
+        """How many slots have an episode, and how many are inside their environment, from now on."""
+        now, slots = time.monotonic(), max(1, self._allotted)
+        self._occupancy.note(now, min(slots, len(self._episodes) + len(self._starting)), slots)
+        self._in_env.note(now, min(slots, len(self._stepping) + len(self._starting)), slots)
+        if self._balancer is not None and self._balancer.due(now):
+            share = self._in_env.take(now)
+            if share is not None:
+                self._balancer.tell(now, share)
 
     def _execute_answers(self) -> bool:
         """Let the slots whose decisions have arrived execute them."""
@@ -119,6 +136,7 @@ class Rollout:
             self._averages.add({"time/rollout/waited_s": now - request.asked})
             for row, slot in enumerate(request.slots):
                 self._stepping[int(slot)] = Stepping(decisions, row, now)
+            self._note()
             self._env.begin(request.slots, self._context.tokenizer.decode(decisions.tokens))
         moved = len(waiting) < len(self._requests)
         self._requests = waiting
@@ -143,17 +161,23 @@ class Rollout:
             return False
         if not self._waits and time.monotonic() < self._refused_at + REFUSED_S:
             return False
-        needed = self._needed[bool(self._board.read().get("imagination/open", True))]
+        facts = self._board.read()
+        if self._balancer is not None:
+            self._allotted = self._balancer.allotted(facts)
+        idle = idle[: max(0, self._allotted - (self._env.num_slots - len(idle)))]
+        needed = self._needed[bool(facts.get("imagination/open", True))]
         samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget)
         if not samples:
             self._refused_at = time.monotonic()
             return False
         slots = np.array(idle[: len(samples)], np.int64)
         seeds = np.array([self._episode_seed(s.sample_id) for s in samples], np.int64)
+        tasks = None if self._sampler is None else self._sampler.choose(seeds)
         began = time.monotonic()
         for slot, sample, seed in zip(slots, samples, seeds, strict=True):
             self._starting[int(slot)] = Start(sample, int(seed), began)
-        self._env.begin_reset(slots, seeds)
+        self._note()
+        self._env.begin_reset(slots, seeds, tasks)
         return True
 
     def _episode_seed(self, sample_id: int) -> int:
@@ -209,6 +233,8 @@ class Rollout:
                 success=bool(result.success[row]),
             )
             self._buffer.append(record, sample_id=builder.sample_id)
+            if self._sampler is not None:
+                self._sampler.record(record.task, success=record.success)
             self._outcomes.append((record.success, float(record.rewards.sum()), record.env_steps))
         if self._waits or time.monotonic() >= self._told_at + TELL_S:
             self._tell_steps()
@@ -222,10 +248,12 @@ class Rollout:
         """Episodes under way and the environment, when it can say; else they are started again (attempt + 1)."""
         self._tell_steps()
         env_state = self._env.state()
+        outcomes = None if self._sampler is None else self._sampler.state()
+        shared: State = {"real_steps": self.real_steps, "outcomes": outcomes}
         if env_state is None:
             running = [builder.sample_id for builder in self._episodes.values()]
             running += [start.sample.sample_id for start in self._starting.values()]
-            return {"real_steps": self.real_steps, "env": None, "running": running}
+            return {**shared, "env": None, "running": running}
         # A ticket that is a reference into a running cluster dies with it: the request is then made again.
         requests = [
             {"ticket": request.ticket, "slots": request.slots}
@@ -233,7 +261,7 @@ class Rollout:
             if isinstance(request.ticket, int)
         ]
         return {
-            "real_steps": self.real_steps,
+            **shared,
             "env": env_state,
             "episodes": {str(slot): builder.state() for slot, builder in self._episodes.items()},
             "requests": requests,
@@ -242,6 +270,8 @@ class Rollout:
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         self.real_steps = state["real_steps"]
+        if self._sampler is not None and state["outcomes"] is not None:
+            self._sampler.load(state["outcomes"])
         if state["env"] is None:
             self._buffer.reissue(state["running"])
             return

@@ -44,4 +44,5 @@ def test_the_page_names_every_metric(tmp_path: Path) -> None:
     # A gap needs starts in the policy's own episodes, a line of the guard something to tell.
     needs_luck = {"imagine/gap_to_real", "guard/last"}
     assert names <= documented()
-    assert documented() - names <= TEXT_ONLY | needs_luck
+    needs_workers = {"rollout/busy/rollout_<i>", "rollout/slots/rollout_<i>"}
+    assert documented() - names <= TEXT_ONLY | needs_luck | needs_workers

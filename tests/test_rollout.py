@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from platform.balance import Balancer
 from platform.context import make_context
 from platform.envs import make_env
 from platform.inference import Decisions
@@ -62,15 +63,18 @@ def _closed_gate() -> Iterator[None]:
 
 
 def make(
-    kind: type[Rollout], slots: int, *, exact: bool
+    kind: type[Rollout], slots: int, *, exact: bool, allotted: int | None = None
 ) -> tuple[Rollout, MemoryBuffer, StillPolicy, WeightStore]:
     context = make_context(SETTINGS, seed=0, device="cpu")
     env = make_env(SETTINGS.env, slots, chunk=2, replan=2)
     buffer = MemoryBuffer(context.record_spec, BufferConfig(held_out=0.0), seed=0, name="real")
     policy, store = StillPolicy(), WeightStore()
+    balancer = None
+    if allotted is not None:
+        balancer = Balancer(store, "rollout_0", ["rollout_0", "rollout_1"], envs=allotted, most=slots)
     rollout = kind(
         context, env, buffer, policy, store, index=0, needed=1000, needed_alone=1000, budget=0.0, gamma=1.0,
-        max_steps=None, exact=exact,
+        max_steps=None, exact=exact, sampler=None, balancer=balancer,
     )  # fmt: skip
     return rollout, buffer, policy, store
 
@@ -138,3 +142,23 @@ def test_occupancy_by_hand() -> None:
     # Two seconds with half of the slots, one with all of them: (2 * 2 + 4 * 1) / (4 * 3).
     assert occupancy.take(4.0) == pytest.approx(8 / 12)
     assert occupancy.take(5.0) == 1.0
+
+
+def test_a_worker_uses_the_slots_that_it_was_allotted() -> None:
+    rollout, buffer, policy, store = make(Rollout, 4, exact=False, allotted=2)
+    while stored(buffer) < 4:
+        rollout.step()
+    assert max(policy.sizes) == 2
+    store.put({"rollout/slots/rollout_0": 4})
+    done = stored(buffer)
+    while stored(buffer) < done + 12:
+        rollout.step()
+        assert len(rollout._episodes) + len(rollout._starting) <= 4
+    assert max(policy.sizes) > 2
+    store.put({"rollout/slots/rollout_0": 1})
+    done = stored(buffer)
+    while stored(buffer) < done + 6:
+        rollout.step()
+    assert len(rollout._episodes) + len(rollout._starting) <= 1
+    assert 0 <= store.read()["rollout/busy/rollout_0"] <= 1
+    rollout.close()

@@ -170,3 +170,13 @@ def test_slots_that_overlap_give_the_run_of_slots_in_turn(tmp_path: Path) -> Non
     threads = run(tmp_path / "threads", "real", *env, "env.overlap=threads")
     assert_equal(turns["policy_learner"], threads["policy_learner"])
     assert_equal(turns["b_real"], threads["b_real"])
+
+
+def test_task_sampling_by_failures_resumes_bit_for_bit(tmp_path: Path) -> None:
+    tasks = ("env.tasks=[reach,push]", "rollout.task_sampling=failures", "evaluation.trials=2")
+    whole = run(tmp_path / "a", "real", *tasks, "run.stop.updates=4")
+    run(tmp_path / "b", "real", *tasks, "run.stop.updates=2")
+    resumed = run(tmp_path / "b", "real", *tasks, "run.stop.updates=4", resume=True)
+    for name in ("b_real", "rollout_0", "policy_learner"):
+        assert_equal(whole[name], resumed[name], name)
+    assert any(whole["rollout_0"]["outcomes"].values())

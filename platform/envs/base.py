@@ -103,15 +103,22 @@ class DecisionEnv(Protocol):
     overlaps: bool
     """Slots go on by themselves between ``begin`` and ``ready``; else the work is done inside the call."""
 
-    def reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> Observation:
-        """Start an episode in each of ``slots``; the same seed gives the same start and task. Observation of those."""
+    def reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> Observation:
+        """Start an episode in each of ``slots``; the same seed and task give the same start. Observation of those.
+
+        ``tasks`` chooses among ``spec.tasks``, one per slot; without it the seed does.
+        """
         ...
 
     def step(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> StepResult:
         """Execute ``actions`` ``[n, K, D]`` (env units) in ``slots``; rows of the answer follow ``slots``."""
         ...
 
-    def begin_reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> None:
+    def begin_reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> None:
         """``reset`` without waiting."""
         ...
 
@@ -155,16 +162,20 @@ class Immediate(ABC):
         self._landed: list[Landed] = []
 
     @abstractmethod
-    def reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> Observation:
+    def reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> Observation:
         """As ``DecisionEnv.reset``."""
 
     @abstractmethod
     def step(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> StepResult:
         """As ``DecisionEnv.step``."""
 
-    def begin_reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> None:
+    def begin_reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> None:
         """Reset now; ``ready`` tells."""
-        self._landed.append(Landed(slots, self.reset(slots, seeds), None))
+        self._landed.append(Landed(slots, self.reset(slots, seeds, tasks), None))
 
     def begin(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> None:
         """Step now; ``ready`` tells."""

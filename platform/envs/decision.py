@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from configs.env import TabletopConfig
 
 from .base import EnvSpec, Immediate, Observation, StepResult
-from .tabletop_tasks import all_instructions, mix
+from .tabletop_tasks import TASK_NAMES, all_instructions, mix
 from .tabletop_world import Rows, TabletopWorlds
 
 CAMERA = "top"
+TASK_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(TASK_NAMES)}
 SEED_DOMAIN = np.uint64(0x7AB1E709)
 """Keeps the keys of starts apart from other uses of the same seeds."""
 
@@ -54,10 +55,11 @@ class TabletopDecisionEnv(Immediate):
         self.worlds = TabletopWorlds(config, num_slots)
         self._running = np.zeros(num_slots, np.bool_)
 
-    def reset(self, slots: Rows, seeds: NDArray[np.int64]) -> Observation:
+    def reset(self, slots: Rows, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> Observation:
         """Start an episode in each of ``slots``."""
         assert len(slots) == len(seeds)
-        self.worlds.reset(slots, start_keys(seeds))
+        chosen = None if tasks is None else np.array([TASK_NUMBERS[name] for name in tasks], np.int64)
+        self.worlds.reset(slots, start_keys(seeds), chosen)
         self._running[slots] = True
         return self.observe(slots)
 

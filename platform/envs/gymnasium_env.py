@@ -58,8 +58,8 @@ class GymnasiumDecisionEnv(Immediate):
         self._steps = np.zeros(num_slots, np.int64)
         self._running = np.zeros(num_slots, np.bool_)
 
-    def reset(self, slots: Rows, seeds: NDArray[np.int64]) -> Observation:
-        """Start an episode in each of ``slots``."""
+    def reset(self, slots: Rows, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> Observation:
+        """Start an episode in each of ``slots``. There is one task, so there is nothing to choose."""
         assert len(slots) == len(seeds)
         rows = []
         for slot, seed in zip(slots, seeds, strict=True):

@@ -66,9 +66,9 @@ class OverlappedEnv:
             self.close()
             raise
 
-    def reset(self, slots: Slots, seeds: NDArray[np.int64]) -> Observation:
+    def reset(self, slots: Slots, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> Observation:
         """Start an episode in each of ``slots`` and wait for all."""
-        self.begin_reset(slots, seeds)
+        self.begin_reset(slots, seeds, tasks)
         return self._all(slots).observation
 
     def step(self, slots: Slots, actions: NDArray[np.float32]) -> StepResult:
@@ -78,11 +78,11 @@ class OverlappedEnv:
         assert result is not None
         return result
 
-    def begin_reset(self, slots: Slots, seeds: NDArray[np.int64]) -> None:
+    def begin_reset(self, slots: Slots, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> None:
         """Let the lanes start episodes."""
-        assert len(slots) == len(seeds)
-        for slot, seed in zip(slots, seeds, strict=True):
-            self._send(int(slot), partial(_reset, seed=seed))
+        for row, (slot, seed) in enumerate(zip(slots, seeds, strict=True)):
+            one = None if tasks is None else [tasks[row]]
+            self._send(int(slot), partial(_reset, seed=seed, tasks=one))
 
     def begin(self, slots: Slots, actions: NDArray[np.float32]) -> None:
         """Let the lanes execute chunks ``[n, K, D]``."""
@@ -202,8 +202,8 @@ class _Lane:
         return answer
 
 
-def _reset(env: DecisionEnv, seed: np.int64) -> _Answer:
-    observation = env.reset(_FIRST, np.array([seed], np.int64))
+def _reset(env: DecisionEnv, seed: np.int64, tasks: list[str] | None) -> _Answer:
+    observation = env.reset(_FIRST, np.array([seed], np.int64), tasks)
     return _Answer(0, observation=observation, task=env.tasks(_FIRST)[0])
 
 

@@ -42,9 +42,11 @@ class RemoteEnv(Immediate):
         theirs.close()
         self._answer()
 
-    def reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> Observation:
+    def reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> Observation:
         """Start an episode in each of ``slots``."""
-        observation: Observation = self._call("reset", slots, seeds)
+        observation: Observation = self._call("reset", slots, seeds, tasks)
         return observation
 
     def step(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> StepResult:
