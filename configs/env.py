@@ -58,6 +58,10 @@ class GymnasiumConfig:
     """Key in ``info`` that tells success; without it success is termination with a positive reward."""
     max_episode_steps: PositiveInt = 200
     """Env steps until truncation."""
+    overlap: Literal["none", "threads", "processes"] = "threads"
+    """How slots step beside each other, so that a slow one holds up nobody. ``threads``: for environments that wait, or
+    compute outside of Python's lock; ``processes``: for those that compute in Python; ``none``: one after the other, for
+    those that bear neither."""
 
 
 EnvConfig = Annotated[TabletopConfig | GymnasiumConfig, Field(discriminator="kind")]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from configs.errors import ConfigError
 from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, Seed, component
 
 
@@ -66,6 +67,20 @@ class RolloutConfig:
     """Rollout workers."""
     envs: PositiveInt = 32
     """Environment slots per worker."""
+    spare_envs: NaturalInt = 0
+    """Slots that each worker builds beside these, to take over from workers whose environments are slower. As many as
+    ``workers * envs`` are used in all. 0 turns load balance off; on the serial host nothing is ever moved."""
+    task_sampling: Literal["uniform", "failures"] = "uniform"
+    """Task of an episode where the environment offers several: each as often, or with a probability proportional to 1 +
+    its recent failures."""
+
+    def __post_init__(self) -> None:
+        if self.spare_envs and self.workers == 1:
+            raise ConfigError(
+                f"rollout.spare_envs={self.spare_envs} has nobody to take over from with rollout.workers=1",
+                where="rollout.spare_envs",
+                remedy="raise rollout.workers, or raise rollout.envs instead",
+            )
 
 
 @component

@@ -11,10 +11,12 @@ from buffers.memory import MemoryBuffer
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig, SerialHostConfig
 
+from .balance import Balancer
 from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .hosts.base import Host
 from .hosts.serial import SerialHost
 from .policy_learner import Pacing
+from .task_sampling import TaskSampler
 from .weights import Arrays, WeightStore
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
             rollout = partial(
                 _rollout, context, config, services, client, index,
                 needed=part.real_needed * turns, needed_alone=needed_alone(config, context), budget=budget, gamma=gamma,
+                exact=host.exact,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
     if part.imagines:
@@ -182,10 +185,16 @@ def _rollout(
 ) -> Any:
     from .rollout import Rollout
 
-    env = _env(config, config.rollout.envs)
+    settings = config.rollout
+    balanced = settings.spare_envs > 0 and not pacing["exact"]
+    most = settings.envs + (settings.spare_envs if balanced else 0)
+    env = _env(config, most)
+    workers = [f"rollout_{number}" for number in range(settings.workers)]
+    balancer = Balancer(services.store, workers[index], workers, envs=settings.envs, most=most)
     return Rollout(
         context, env, services.real, inference, services.store, index=index,
-        max_steps=config.run.stop.real_steps, **pacing,
+        max_steps=config.run.stop.real_steps, balancer=balancer if balanced else None,
+        sampler=TaskSampler(env.spec.tasks) if settings.task_sampling == "failures" else None, **pacing,
     )  # fmt: skip
 
 

@@ -38,6 +38,11 @@ class EpisodeBuilder:
             self.frames.setdefault(name, []).append(frames[row])
         self.proprio.append(observation.proprio[row])
 
+    def latest(self) -> Observation:
+        """What the policy sees next, as one row."""
+        images = {name: frames[-1][None] for name, frames in self.frames.items()}
+        return Observation(images, self.proprio[-1][None], [self.instruction])
+
     def decide(self, decisions: Decisions, row: int, valid: NDArray[np.bool_], reward: float) -> None:
         """Append what was decided, what of it was executed and what it earned."""
         self.tokens.append(decisions.tokens[row])

@@ -6,29 +6,47 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .context import Context
 from .episode import EpisodeBuilder
-from .inference import Decisions, InferenceClient
+from .inference import InferenceClient, concatenate
 from .metrics import Averages
 from .role import State
 from .services import Collecting
+from .slots import Occupancy, Request, Slots, Start, Stepping
 from .weights import Board
 
 if TYPE_CHECKING:
-    from .envs.base import DecisionEnv, Observation, StepResult
+    from .balance import Balancer
+    from .envs.base import DecisionEnv, Landed, StepResult
+    from .task_sampling import TaskSampler
 
 # Training episodes draw their seeds far above those of demonstrations (0…) and held-out evaluation (1,000,000…).
 FIRST_TRAINING_SEED = 10_000_000
+MOST_REQUESTS = 2
+"""Requests of one worker under way: one is computed while the next one fills."""
+LOOK_S = 0.02
+"""How long one look waits for the only thing that can come."""
+GLANCE_S = 0.002
+"""The same where both an answer and an environment may come."""
+PATIENCE_S = 0.5
+"""How long one step waits while environments work; then the host has a look at the worker."""
+REFUSED_S = 0.005
+"""Pause after a refused admission: every look costs two calls, and slots land all the time."""
+TELL_S = 0.1
+"""Pause between two tellings of the real steps, for the same reason."""
 
 
 class Rollout:
-    """One worker with ``num_slots`` environment slots. Each ``step`` either asks for decisions or executes them.
+    """One worker with ``num_slots`` environment slots. Each ``step`` moves every slot on that can move.
+
+    A slot without an episode starts one; one that has seen something asks for a decision; one that was answered executes
+    it. Where the environment overlaps, no slot waits for another one: what has landed is asked for at once. ``exact``
+    gives that up for a fixed order, in which every slot waits for all.
 
     ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N), ``needed_alone`` the
     same while imagination is shut; ``budget`` the staleness budget; ``max_steps`` the real steps after which no episode
-    is started.
+    is started; ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
     """
 
     def __init__(
@@ -45,6 +63,9 @@ class Rollout:
         budget: float,
         gamma: float,
         max_steps: int | None,
+        exact: bool,
+        sampler: TaskSampler | None,
+        balancer: Balancer | None,
     ) -> None:
         self.name = f"rollout_{index}"
         self._context = context
@@ -56,139 +77,222 @@ class Rollout:
         self._budget = budget
         self._gamma = gamma
         self._max_steps = max_steps
+        self._waits = exact or not env.overlaps
+        self._sampler = sampler
+        self._balancer = balancer
+        self._allotted = env.num_slots if balancer is None else balancer.allotted({})
+        self._starting: dict[int, Start] = {}
         self._episodes: dict[int, EpisodeBuilder] = {}
-        self._observation: Observation | None = None
-        self._slots: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._ticket: object | None = None
+        self._requests: list[Request] = []
+        self._stepping: dict[int, Stepping] = {}
         self.real_steps = 0
+        self._told_steps = 0
+        self._told_at = 0.0
+        self._refused_at = 0.0
+        self._occupancy = Occupancy()
+        self._in_env = Occupancy()
         self._averages = Averages()
         self._outcomes: list[tuple[bool, float, int]] = []
-        self._waiting_since = 0.0
 
     def step(self) -> bool:
-        """Execute decisions that have arrived, or start episodes and ask for the next decisions."""
-        if self._ticket is not None:
-            decisions = self._inference.poll(self._ticket)
+        """Move every slot that can move; while environments work, wait a while for the first to land."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not (moved := self._move()) and self._working and time.monotonic() < give_up:
+            pass
+        return moved
+
+    @property
+    def _working(self) -> bool:
+        return bool(self._stepping or self._starting)
+
+    def _move(self) -> bool:
+        moved = self._execute_answers()
+        moved |= self._land(0.0 if moved else LOOK_S)
+        if self._start_episodes():
+            moved = True
+            self._land(0.0)
+        self._note()
+        return self._ask() or moved
+
+    def _note(self) -> None:
+        """How many slots have an episode, and how many are inside their environment, from now on."""
+        now, slots = time.monotonic(), max(1, self._allotted)
+        self._occupancy.note(now, min(slots, len(self._episodes) + len(self._starting)), slots)
+        self._in_env.note(now, min(slots, len(self._stepping) + len(self._starting)), slots)
+        if self._balancer is not None and self._balancer.due(now):
+            share = self._in_env.take(now)
+            if share is not None:
+                self._balancer.tell(now, share)
+
+    def _execute_answers(self) -> bool:
+        """Let the slots whose decisions have arrived execute them."""
+        waiting = []
+        for request in self._requests:
+            decisions = self._inference.poll(request.ticket, timeout_s=0.0 if self._working else LOOK_S)
             if decisions is None:
-                return False
-            self._ticket = None
-            self._averages.add({"time/rollout/waited_s": time.monotonic() - self._waiting_since})
-            self._execute(decisions)
-            return True
-        started = self._start_episodes()
-        if not self._episodes:
-            return started
-        observation = self._observation
-        assert observation is not None
-        self._ticket = self._inference.submit(observation)
-        self._waiting_since = time.monotonic()
-        return True
+                waiting.append(request)
+                continue
+            now = time.monotonic()
+            self._averages.add({"time/rollout/waited_s": now - request.asked})
+            for row, slot in enumerate(request.slots):
+                self._stepping[int(slot)] = Stepping(decisions, row, now)
+            self._note()
+            self._env.begin(request.slots, self._context.tokenizer.decode(decisions.tokens))
+        moved = len(waiting) < len(self._requests)
+        self._requests = waiting
+        return moved
+
+    def _land(self, look_s: float) -> bool:
+        """Take what has landed, after at most ``look_s`` of waiting where nothing else could come meanwhile."""
+        if not self._working:
+            return False
+        timeout = min(look_s, GLANCE_S) if self._requests else look_s
+        landed = self._env.ready(None if self._waits else timeout)
+        for part in landed:
+            if part.result is None:
+                self._open(part)
+            else:
+                self._record(part.slots, part.result)
+        return bool(landed)
 
     def wait_for_work(self, timeout_s: float) -> None:
         """Until decisions may have arrived, or the time is over."""
-        if self._ticket is None:
-            time.sleep(timeout_s)
+        if self._requests:
+            self._inference.wait(self._requests[0].ticket, timeout_s)
         else:
-            self._inference.wait(self._ticket, timeout_s)
+            time.sleep(timeout_s)
 
     def _start_episodes(self) -> bool:
-        idle = [slot for slot in range(self._env.num_slots) if slot not in self._episodes]
+        idle = [s for s in range(self._env.num_slots) if s not in self._episodes and s not in self._starting]
         if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):
             return False
-        needed = self._needed[bool(self._board.read().get("imagination/open", True))]
+        if not self._waits and time.monotonic() < self._refused_at + REFUSED_S:
+            return False
+        facts = self._board.read()
+        if self._balancer is not None:
+            self._allotted = self._balancer.allotted(facts)
+        idle = idle[: max(0, self._allotted - (self._env.num_slots - len(idle)))]
+        needed = self._needed[bool(facts.get("imagination/open", True))]
         samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget)
         if not samples:
+            self._refused_at = time.monotonic()
             return False
         slots = np.array(idle[: len(samples)], np.int64)
         seeds = np.array([self._episode_seed(s.sample_id) for s in samples], np.int64)
+        tasks = None if self._sampler is None else self._sampler.choose(seeds)
         began = time.monotonic()
-        first = self._env.reset(slots, seeds)
-        self._averages.add({"time/env/reset_s": time.monotonic() - began})
-        for row, (slot, sample, task) in enumerate(zip(slots, samples, self._env.tasks(slots), strict=True)):
-            builder = EpisodeBuilder(
-                sample.sample_id, int(seeds[row]), task, first.instructions[row], attempt=sample.attempt
-            )
-            builder.see(first, row)
-            self._episodes[int(slot)] = builder
-        self._join(slots, first)
+        for slot, sample, seed in zip(slots, samples, seeds, strict=True):
+            self._starting[int(slot)] = Start(sample, int(seed), began)
+        self._note()
+        self._env.begin_reset(slots, seeds, tasks)
         return True
 
     def _episode_seed(self, sample_id: int) -> int:
         return FIRST_TRAINING_SEED * (1 + self._context.seed) + sample_id
 
-    def _join(self, slots: NDArray[np.int64], first: Observation) -> None:
-        from .inference import concatenate
+    def _open(self, landed: Landed) -> None:
+        """The first observations of new episodes."""
+        for row, (slot, task) in enumerate(zip(landed.slots, self._env.tasks(landed.slots), strict=True)):
+            start = self._starting.pop(int(slot))
+            builder = EpisodeBuilder(
+                start.sample.sample_id, start.seed, task, landed.observation.instructions[row],
+                attempt=start.sample.attempt,
+            )  # fmt: skip
+            builder.see(landed.observation, row)
+            self._episodes[int(slot)] = builder
+            self._averages.add({"time/env/reset_s": time.monotonic() - start.began})
 
-        running = self._slots.size > 0 and self._observation is not None
-        self._observation = (
-            concatenate([self._observation, first]) if running and self._observation else first
-        )
-        self._slots = np.concatenate([self._slots, slots]) if running else slots
+    def _ask(self) -> bool:
+        """One request for every slot that waits for a decision.
 
-    def _execute(self, decisions: Decisions) -> None:
-        actions = self._context.tokenizer.decode(decisions.tokens)
-        began = time.monotonic()
-        result = self._env.step(self._slots, actions)
-        self._averages.add({"time/env/step_s": time.monotonic() - began})
+        What lands while the most requests are out goes into the next one together: a request costs the service and the
+        way there the same for one slot as for many.
+        """
+        if len(self._requests) >= (1 if self._waits else MOST_REQUESTS):
+            return False
+        busy = set(self._stepping).union(*(request.slots.tolist() for request in self._requests))
+        slots = sorted(set(self._episodes) - busy)
+        if not slots:
+            return False
+        observation = concatenate([self._episodes[slot].latest() for slot in slots])
+        ticket = self._inference.submit(observation)
+        self._requests.append(Request(ticket, np.array(slots, np.int64), time.monotonic()))
+        return True
+
+    def _record(self, slots: Slots, result: StepResult) -> None:
+        """What was decided in ``slots``, and what came of it."""
+        now = time.monotonic()
         self.real_steps += int(result.valid.sum())
         rewards = result.chunk_rewards(self._gamma)
-        for row, slot in enumerate(self._slots):
-            builder = self._episodes[int(slot)]
-            builder.decide(decisions, row, result.valid[row], float(rewards[row]))
+        for row, slot in enumerate(slots):
+            builder, stepped = self._episodes[int(slot)], self._stepping.pop(int(slot))
+            builder.decide(stepped.decisions, stepped.row, result.valid[row], float(rewards[row]))
             builder.see(result.observation, row)
-        self._finish(result)
+            self._averages.add({"time/env/step_s": now - stepped.began})
+        self._finish(slots, result)
 
-    def _finish(self, result: StepResult) -> None:
-        ended = result.terminated | result.truncated
-        for row in np.flatnonzero(ended):
-            builder = self._episodes.pop(int(self._slots[row]))
+    def _finish(self, slots: Slots, result: StepResult) -> None:
+        for row in np.flatnonzero(result.terminated | result.truncated):
+            builder = self._episodes.pop(int(slots[row]))
             record = builder.finish(
                 terminated=bool(result.terminated[row]),
                 truncated=bool(result.truncated[row]),
                 success=bool(result.success[row]),
             )
             self._buffer.append(record, sample_id=builder.sample_id)
+            if self._sampler is not None:
+                self._sampler.record(record.task, success=record.success)
             self._outcomes.append((record.success, float(record.rewards.sum()), record.env_steps))
-        going = np.flatnonzero(~ended)
-        self._slots = self._slots[going]
-        self._observation = result.observation.take(going)
-        self._board.put({f"real_steps/{self.name}": self.real_steps})
+        if self._waits or time.monotonic() >= self._told_at + TELL_S:
+            self._tell_steps()
+
+    def _tell_steps(self) -> None:
+        if self.real_steps != self._told_steps:
+            self._board.put({f"real_steps/{self.name}": self.real_steps})
+            self._told_steps, self._told_at = self.real_steps, time.monotonic()
 
     def state(self) -> State:
         """Episodes under way and the environment, when it can say; else they are started again (attempt + 1)."""
+        self._tell_steps()
         env_state = self._env.state()
+        outcomes = None if self._sampler is None else self._sampler.state()
+        shared: State = {"real_steps": self.real_steps, "outcomes": outcomes}
+        if env_state is None:
+            running = [builder.sample_id for builder in self._episodes.values()]
+            running += [start.sample.sample_id for start in self._starting.values()]
+            return {**shared, "env": None, "running": running}
         # A ticket that is a reference into a running cluster dies with it: the request is then made again.
-        ticket = self._ticket if isinstance(self._ticket, int) else None
-        shared: State = {"real_steps": self.real_steps, "ticket": ticket}
-        if env_state is None or self._observation is None:
-            return {**shared, "env": None, "running": [b.sample_id for b in self._episodes.values()]}
+        requests = [
+            {"ticket": request.ticket, "slots": request.slots}
+            for request in self._requests
+            if isinstance(request.ticket, int)
+        ]
         return {
             **shared,
             "env": env_state,
-            "slots": self._slots,
             "episodes": {str(slot): builder.state() for slot, builder in self._episodes.items()},
-            "images": dict(self._observation.images),
-            "proprio": self._observation.proprio,
-            "instructions": list(self._observation.instructions),
+            "requests": requests,
         }
 
     def load(self, state: State) -> None:
         """Continue from ``state``."""
-        from .envs.base import Observation
-
         self.real_steps = state["real_steps"]
+        if self._sampler is not None and state["outcomes"] is not None:
+            self._sampler.load(state["outcomes"])
         if state["env"] is None:
             self._buffer.reissue(state["running"])
             return
         self._env.load(state["env"])
-        self._slots = state["slots"]
         self._episodes = {int(slot): EpisodeBuilder(**fields) for slot, fields in state["episodes"].items()}
-        self._observation = Observation(state["images"], state["proprio"], state["instructions"])
-        self._ticket = state["ticket"]
+        now = time.monotonic()
+        self._requests = [Request(held["ticket"], held["slots"], now) for held in state["requests"]]
 
     def metrics(self) -> dict[str, float]:
-        """Times, and the outcomes of the episodes that ended."""
+        """Times, how full the slots were, and the outcomes of the episodes that ended."""
         row = self._averages.take()
+        share = self._occupancy.take(time.monotonic())
+        if share is not None:
+            row["rollout/slots_busy"] = share
         if self._outcomes:
             success, returns, lengths = zip(*self._outcomes, strict=True)
             row["env/success_once"] = float(np.mean(success))

@@ -62,7 +62,7 @@ SLOTS = np.arange(3)
 
 
 def config(**fields) -> GymnasiumConfig:
-    return GymnasiumConfig(id="ReverieTest/Line-v0", **{"camera_size": 10, **fields})
+    return GymnasiumConfig(id="ReverieTest/Line-v0", **{"camera_size": 10, "overlap": "none", **fields})
 
 
 def test_spec_and_observation():

@@ -137,4 +137,5 @@ def test_a_failing_role_ends_the_run_with_its_first_exception_on_the_last_line(t
     code, _, err = run.end()
     assert code == 3, err
     last = err.strip().splitlines()[-1]
-    assert last.startswith("error: rollout_0 failed: RuntimeError: the simulator fell over")
+    assert last.startswith("error: rollout_0 failed: RoleFailure: tests.crashing_env:Crash-v0 failed in slot")
+    assert "RuntimeError: the simulator fell over" in last

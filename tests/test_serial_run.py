@@ -158,3 +158,25 @@ def test_a_torn_newest_checkpoint_is_skipped_with_a_warning(
     step, _ = read_checkpoint(folder / "checkpoints")
     assert step == 2
     assert "torn" in caplog.text
+
+
+def test_slots_that_overlap_give_the_run_of_slots_in_turn(tmp_path: Path) -> None:
+    env = (
+        "env=gymnasium", "env.id=platform.envs.tabletop:reverie/Tabletop-v0", "env.image=observation",
+        "env.image_key=image", "env.proprio_key=proprio", "env.camera_size=32", "rollout.envs=4",
+        "run.stop.updates=2", "evaluation.trials=2", "evaluation.envs=2",
+    )  # fmt: skip
+    turns = run(tmp_path / "turns", "real", *env, "env.overlap=none")
+    threads = run(tmp_path / "threads", "real", *env, "env.overlap=threads")
+    assert_equal(turns["policy_learner"], threads["policy_learner"])
+    assert_equal(turns["b_real"], threads["b_real"])
+
+
+def test_task_sampling_by_failures_resumes_bit_for_bit(tmp_path: Path) -> None:
+    tasks = ("env.tasks=[reach,push]", "rollout.task_sampling=failures", "evaluation.trials=2")
+    whole = run(tmp_path / "a", "real", *tasks, "run.stop.updates=4")
+    run(tmp_path / "b", "real", *tasks, "run.stop.updates=2")
+    resumed = run(tmp_path / "b", "real", *tasks, "run.stop.updates=4", resume=True)
+    for name in ("b_real", "rollout_0", "policy_learner"):
+        assert_equal(whole[name], resumed[name], name)
+    assert any(whole["rollout_0"]["outcomes"].values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from configs.env import EnvConfig, GymnasiumConfig, TabletopConfig
@@ -30,9 +32,34 @@ def _tabletop_spec(config: TabletopConfig) -> EnvSpec:
 
 
 def _make_gymnasium(config: GymnasiumConfig, num_slots: int, *, chunk: int, replan: int) -> DecisionEnv:
-    from .gymnasium_env import GymnasiumDecisionEnv
+    from .gymnasium_env import GymnasiumDecisionEnv, gymnasium_spec
 
-    return GymnasiumDecisionEnv(config, num_slots, chunk=chunk, replan=replan)
+    if config.overlap == "none":
+        return GymnasiumDecisionEnv(config, num_slots, chunk=chunk, replan=replan)
+    from .lanes import OverlappedEnv
+
+    spec = gymnasium_spec(config)
+    one = partial(GymnasiumDecisionEnv, config, 1, chunk=chunk, replan=replan, spec=spec)
+    return OverlappedEnv(partial(_LANES[config.overlap], one, spec), spec, num_slots, chunk=chunk)
+
+
+_BUILDING = threading.Lock()
+"""Importing and registering environments is not made for several threads."""
+
+
+def _in_thread(build: Callable[[], DecisionEnv], _spec: EnvSpec) -> DecisionEnv:
+    with _BUILDING:
+        return build()
+
+
+def _in_process(build: Callable[[], DecisionEnv], spec: EnvSpec) -> DecisionEnv:
+    from .remote import RemoteEnv
+
+    return RemoteEnv(build, spec, 1)
+
+
+_LANES = {"threads": _in_thread, "processes": _in_process}
+"""``env.overlap`` to what holds the environment of one slot."""
 
 
 def _gymnasium_spec(config: GymnasiumConfig) -> EnvSpec:

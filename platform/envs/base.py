@@ -2,10 +2,15 @@
 
 A *decision environment* takes one action chunk per call in each of N slots. It never resets by itself, so the true
 final observation of an episode is always what ``step`` returned last.
+
+``reset`` and ``step`` answer when every slot that was asked for is done. ``begin_reset``, ``begin`` and ``ready`` do the
+same without that wait: what is begun goes on by itself where the environment overlaps, and ``ready`` tells which slots
+have landed. A caller uses either the pair or the three, not both while something is under way.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,18 +84,56 @@ class StepResult:
         return total
 
 
+@dataclass
+class Landed:
+    """Slots in which what was begun is done: an episode has started, or a chunk was executed."""
+
+    slots: NDArray[np.int64]
+    observation: Observation
+    """After the reset, or ``result.observation``."""
+    result: StepResult | None
+    """None after a reset."""
+
+
 class DecisionEnv(Protocol):
     """N slots stepped by whole decisions."""
 
     spec: EnvSpec
     num_slots: int
+    overlaps: bool
+    """Slots go on by themselves between ``begin`` and ``ready``; else the work is done inside the call."""
 
-    def reset(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> Observation:
-        """Start an episode in each of ``slots``; the same seed gives the same start and task. Observation of those."""
+    def reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> Observation:
+        """Start an episode in each of ``slots``; the same seed and task give the same start. Observation of those.
+
+        ``tasks`` chooses among ``spec.tasks``, one per slot; without it the seed does.
+        """
         ...
 
     def step(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> StepResult:
         """Execute ``actions`` ``[n, K, D]`` (env units) in ``slots``; rows of the answer follow ``slots``."""
+        ...
+
+    def begin_reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> None:
+        """``reset`` without waiting."""
+        ...
+
+    def begin(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> None:
+        """``step`` without waiting."""
+        ...
+
+    def ready(self, timeout_s: float | None) -> list[Landed]:
+        """What has landed since the last call, after at most ``timeout_s`` seconds of waiting for the first.
+
+        None waits until everything begun has landed and answers in the order of the slots, whoever was first.
+
+        Raises:
+            RoleFailure: a slot's environment raised; names it. Never a failed episode.
+        """
         ...
 
     def tasks(self, slots: NDArray[np.int64]) -> list[str]:
@@ -108,3 +151,38 @@ class DecisionEnv(Protocol):
     def close(self) -> None:
         """Free what the environment holds."""
         ...
+
+
+class Immediate(ABC):
+    """``begin`` and ``ready`` of an environment that computes: the work is done by the call that begins it."""
+
+    overlaps = False
+
+    def __init__(self) -> None:
+        self._landed: list[Landed] = []
+
+    @abstractmethod
+    def reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> Observation:
+        """As ``DecisionEnv.reset``."""
+
+    @abstractmethod
+    def step(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> StepResult:
+        """As ``DecisionEnv.step``."""
+
+    def begin_reset(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.int64], tasks: list[str] | None = None
+    ) -> None:
+        """Reset now; ``ready`` tells."""
+        self._landed.append(Landed(slots, self.reset(slots, seeds, tasks), None))
+
+    def begin(self, slots: NDArray[np.int64], actions: NDArray[np.float32]) -> None:
+        """Step now; ``ready`` tells."""
+        result = self.step(slots, actions)
+        self._landed.append(Landed(slots, result.observation, result))
+
+    def ready(self, timeout_s: float | None) -> list[Landed]:
+        """Everything begun since the last call: there is nothing to wait for."""
+        landed, self._landed = self._landed, []
+        return landed

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from configs.env import TabletopConfig
 
-from .base import EnvSpec, Observation, StepResult
-from .tabletop_tasks import all_instructions, mix
+from .base import EnvSpec, Immediate, Observation, StepResult
+from .tabletop_tasks import TASK_NAMES, all_instructions, mix
 from .tabletop_world import Rows, TabletopWorlds
 
 CAMERA = "top"
+TASK_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(TASK_NAMES)}
 SEED_DOMAIN = np.uint64(0x7AB1E709)
 """Keeps the keys of starts apart from other uses of the same seeds."""
 
@@ -38,7 +39,7 @@ def start_keys(seeds: NDArray[np.int64]) -> NDArray[np.uint64]:
     return mix(np.asarray(seeds).astype(np.uint64) ^ SEED_DOMAIN, 0)
 
 
-class TabletopDecisionEnv:
+class TabletopDecisionEnv(Immediate):
     """N tabletops stepped by decisions: the first ``replan`` actions of a chunk, up to the episode's end.
 
     Nothing resets by itself. Only the rows asked for are stepped, and only the frame after the chunk is drawn.
@@ -46,6 +47,7 @@ class TabletopDecisionEnv:
 
     def __init__(self, config: TabletopConfig, num_slots: int, *, chunk: int, replan: int) -> None:
         assert 1 <= replan <= chunk, f"replan={replan}, chunk={chunk}"
+        super().__init__()
         self.spec = tabletop_spec(config)
         self.num_slots = num_slots
         self.chunk = chunk
@@ -53,10 +55,11 @@ class TabletopDecisionEnv:
         self.worlds = TabletopWorlds(config, num_slots)
         self._running = np.zeros(num_slots, np.bool_)
 
-    def reset(self, slots: Rows, seeds: NDArray[np.int64]) -> Observation:
+    def reset(self, slots: Rows, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> Observation:
         """Start an episode in each of ``slots``."""
         assert len(slots) == len(seeds)
-        self.worlds.reset(slots, start_keys(seeds))
+        chosen = None if tasks is None else np.array([TASK_NUMBERS[name] for name in tasks], np.int64)
+        self.worlds.reset(slots, start_keys(seeds), chosen)
         self._running[slots] = True
         return self.observe(slots)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from configs.env import GymnasiumConfig
 from configs.errors import EnvError
 
-from .base import EnvSpec, Observation, StepResult
+from .base import EnvSpec, Immediate, Observation, StepResult
 
 if TYPE_CHECKING:
     import gymnasium
@@ -35,28 +35,31 @@ def gymnasium_spec(config: GymnasiumConfig) -> EnvSpec:
         env.close()
 
 
-class GymnasiumDecisionEnv:
-    """N separate environments, stepped one after the other.
+class GymnasiumDecisionEnv(Immediate):
+    """N separate environments, stepped one after the other. ``spec`` saves looking at the environment once more.
 
     Raises:
         EnvError: the id is unknown or its package missing, the action space is no ``Box`` or has no bounds, or there is
             no image.
     """
 
-    def __init__(self, config: GymnasiumConfig, num_slots: int, *, chunk: int, replan: int) -> None:
+    def __init__(
+        self, config: GymnasiumConfig, num_slots: int, *, chunk: int, replan: int, spec: EnvSpec | None = None
+    ) -> None:
         assert 1 <= replan <= chunk, f"replan={replan}, chunk={chunk}"
+        super().__init__()
         self.config = config
         self.num_slots = num_slots
         self.chunk = chunk
         self.replan = replan
-        self.spec = gymnasium_spec(config)
+        self.spec = gymnasium_spec(config) if spec is None else spec
         self._envs = [_make(config) for _ in range(num_slots)]
         self._reader = _Reader(config, self.spec)
         self._steps = np.zeros(num_slots, np.int64)
         self._running = np.zeros(num_slots, np.bool_)
 
-    def reset(self, slots: Rows, seeds: NDArray[np.int64]) -> Observation:
-        """Start an episode in each of ``slots``."""
+    def reset(self, slots: Rows, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> Observation:
+        """Start an episode in each of ``slots``. There is one task, so there is nothing to choose."""
         assert len(slots) == len(seeds)
         rows = []
         for slot, seed in zip(slots, seeds, strict=True):

@@ -143,8 +143,10 @@ class Starts:
     """``[n, 2]``; ``ABSENT`` where the task has none."""
 
 
-def draw_starts(config: TabletopConfig, keys: Keys) -> Starts:
+def draw_starts(config: TabletopConfig, keys: Keys, tasks: NDArray[np.int64] | None = None) -> Starts:
     """Start of one episode per key ``[n]``; the same key gives the same start whatever the others are.
+
+    ``tasks`` ``[n]`` (indices into ``TASKS``) are drawn among the configured ones unless they are given.
 
     Raises:
         EnvError: the configured blocks do not fit on the table.
@@ -152,7 +154,8 @@ def draw_starts(config: TabletopConfig, keys: Keys) -> Starts:
     n = len(keys)
     offered = np.array([TASK_NAMES.index(name) for name in config.tasks], np.int64)
     picks = uniform(keys, 0, 2)
-    task = offered[(picks[:, 0] * len(offered)).astype(np.int64)]
+    task = offered[(picks[:, 0] * len(offered)).astype(np.int64)] if tasks is None else tasks
+    assert np.isin(task, offered).all(), "a task was asked for that the configuration does not offer"
     phrases = np.array([len(TASKS[name].phrases) for name in TASK_NAMES], np.int64)
     colours = np.argsort(uniform(keys, 1, len(COLOURS)), axis=1, kind="stable")[:, : config.blocks].astype(
         np.int64

@@ -75,9 +75,9 @@ class TabletopWorlds:
         )
         self._pushes = np.array([rules.TASKS[name].pushes for name in rules.TASK_NAMES])
 
-    def reset(self, rows: Rows, keys: NDArray[np.uint64]) -> None:
-        """Start an episode in each of ``rows``; a start depends on its key alone."""
-        starts = rules.draw_starts(self.config, keys)
+    def reset(self, rows: Rows, keys: NDArray[np.uint64], tasks: Rows | None = None) -> None:
+        """Start an episode in each of ``rows``; a start depends on its key alone, and on its task where that is given."""
+        starts = rules.draw_starts(self.config, keys, tasks)
         for name in ("gripper", "blocks", "pad", "task", "phrase", "colours"):
             getattr(self, name)[rows] = getattr(starts, name)
         self.opening[rows] = 1

@@ -1,0 +1,164 @@
+"""The rollout role alone: its slots, its records, what it leaves in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from platform.balance import Balancer
+from platform.context import make_context
+from platform.envs import make_env
+from platform.inference import Decisions
+from platform.rollout import Rollout
+from platform.slots import Occupancy
+from platform.weights import WeightStore
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buffers.memory import MemoryBuffer
+from configs.system import BufferConfig
+from tests.gated_env import HELD_SEED, gate
+from tests.run_helper import config
+
+SETTINGS = config(
+    "real", "env=gymnasium", "env.id=tests.gated_env:Gated-v0", "env.camera_size=8", "env.max_episode_steps=8",
+    "policy.chunk=2", "policy.replan=2",
+)  # fmt: skip
+
+
+class StillPolicy:
+    """Answers every request at once with the middle token, and remembers how many rows each had."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._answers: list[Decisions] = []
+
+    def submit(self, observation: Any) -> int:
+        n = len(observation.instructions)
+        self.sizes.append(n)
+        shape = (n, SETTINGS.policy.chunk, 2)
+        middle = np.full(shape, SETTINGS.policy.bins // 2, np.int16)
+        self._answers.append(
+            Decisions(middle, np.zeros(shape, np.float32), np.zeros(n, np.float32), version=3)
+        )
+        return len(self._answers) - 1
+
+    def poll(self, ticket: object, *, timeout_s: float) -> Decisions | None:
+        assert isinstance(ticket, int)
+        return self._answers[ticket]
+
+
+class Held(Rollout):
+    """Its first episode waits for the gate, all others go on."""
+
+    def _episode_seed(self, sample_id: int) -> int:
+        return HELD_SEED if sample_id == 0 else super()._episode_seed(sample_id)
+
+
+@pytest.fixture(autouse=True)
+def _closed_gate() -> Iterator[None]:
+    gate.clear()
+    yield
+    gate.set()
+
+
+def make(
+    kind: type[Rollout], slots: int, *, exact: bool, allotted: int | None = None
+) -> tuple[Rollout, MemoryBuffer, StillPolicy, WeightStore]:
+    context = make_context(SETTINGS, seed=0, device="cpu")
+    env = make_env(SETTINGS.env, slots, chunk=2, replan=2)
+    buffer = MemoryBuffer(context.record_spec, BufferConfig(held_out=0.0), seed=0, name="real")
+    policy, store = StillPolicy(), WeightStore()
+    balancer = None
+    if allotted is not None:
+        balancer = Balancer(store, "rollout_0", ["rollout_0", "rollout_1"], envs=allotted, most=slots)
+    rollout = kind(
+        context, env, buffer, policy, store, index=0, needed=1000, needed_alone=1000, budget=0.0, gamma=1.0,
+        max_steps=None, exact=exact, sampler=None, balancer=balancer,
+    )  # fmt: skip
+    return rollout, buffer, policy, store
+
+
+def stored(buffer: MemoryBuffer) -> int:
+    return int(buffer.stats()["items"])
+
+
+def test_a_held_slot_holds_up_no_other() -> None:
+    rollout, buffer, policy, _ = make(Held, 3, exact=False)
+    for _ in range(10_000):
+        rollout.step()
+        if stored(buffer) >= 6:
+            break
+    assert stored(buffer) >= 6, "the two free slots end one episode after the other"
+    assert max(policy.sizes[3:]) <= 2, "the held slot never asks"
+    gate.set()
+    while stored(buffer) < 20:
+        rollout.step()
+    rollout.close()
+
+
+def test_exact_asks_for_all_slots_at_once() -> None:
+    rollout, buffer, policy, _ = make(Rollout, 3, exact=True)
+    while stored(buffer) < 6:
+        rollout.step()
+    assert set(policy.sizes) == {3}
+    assert rollout.real_steps == 8 * 6
+    rollout.close()
+
+
+def test_running_episodes_are_started_again_after_a_checkpoint() -> None:
+    rollout, buffer, _, store = make(Held, 3, exact=False)
+    for _ in range(10_000):
+        rollout.step()
+        if rollout.real_steps >= 20:
+            break
+    state = rollout.state()
+    assert state["env"] is None
+    assert len(state["running"]) == len(set(state["running"])) == 3
+    assert 0 in state["running"]
+    assert store.read()["real_steps/rollout_0"] == state["real_steps"] == rollout.real_steps
+    gate.set()
+    rollout.close()
+
+    again, _, _, _ = make(Rollout, 3, exact=False)
+    again._buffer = buffer
+    again.load(state)
+    assert again.real_steps == state["real_steps"]
+    again.step()
+    assert {start.sample.sample_id for start in again._starting.values()} | {
+        episode.sample_id for episode in again._episodes.values()
+    } == set(state["running"])
+    attempts = [s.sample.attempt for s in again._starting.values()]
+    attempts += [episode.attempt for episode in again._episodes.values()]
+    assert attempts == [1, 1, 1]
+    again.close()
+
+
+def test_occupancy_by_hand() -> None:
+    occupancy = Occupancy()
+    assert occupancy.take(1.0) is None
+    occupancy.note(1.0, 2, 4)
+    occupancy.note(3.0, 4, 4)
+    # Two seconds with half of the slots, one with all of them: (2 * 2 + 4 * 1) / (4 * 3).
+    assert occupancy.take(4.0) == pytest.approx(8 / 12)
+    assert occupancy.take(5.0) == 1.0
+
+
+def test_a_worker_uses_the_slots_that_it_was_allotted() -> None:
+    rollout, buffer, policy, store = make(Rollout, 4, exact=False, allotted=2)
+    while stored(buffer) < 4:
+        rollout.step()
+    assert max(policy.sizes) == 2
+    store.put({"rollout/slots/rollout_0": 4})
+    done = stored(buffer)
+    while stored(buffer) < done + 12:
+        rollout.step()
+        assert len(rollout._episodes) + len(rollout._starting) <= 4
+    assert max(policy.sizes) > 2
+    store.put({"rollout/slots/rollout_0": 1})
+    done = stored(buffer)
+    while stored(buffer) < done + 6:
+        rollout.step()
+    assert len(rollout._episodes) + len(rollout._starting) <= 1
+    assert 0 <= store.read()["rollout/busy/rollout_0"] <= 1
+    rollout.close()
