@@ -28,7 +28,11 @@ def written(folder: Path, mode: str, *overrides: str) -> set[str]:
     assert run(argv) == 0
     rows = read_rows(folder / "metrics.jsonl")
     return {
-        re.sub(r"^idle_ratio/.*", "idle_ratio/<role>", name.replace("rollout_0", "rollout_<i>"))
+        re.sub(
+            r"^(policy/\w+)/lag_.*",
+            r"\1/lag_<range>",
+            re.sub(r"^idle_ratio/.*", "idle_ratio/<role>", name.replace("rollout_0", "rollout_<i>")),
+        )
         for row in rows
         for name in row
     }
@@ -41,6 +45,13 @@ def test_the_page_names_every_metric(tmp_path: Path) -> None:
         "evaluation.quality_every=20", "world_model.obs_model.every=1", "world_model.reward_model.every=1",
     )  # fmt: skip
     names |= written(tmp_path / "ppo", "real", "run.stop.updates=2", "algorithm=ppo")
+    names |= written(
+        tmp_path / "decoupled",
+        "real",
+        "run.stop.updates=3",
+        "algorithm=decoupled_ppo",
+        "algorithm.anchor=interpolate",
+    )
     # A gap needs starts in the policy's own episodes, a line of the guard something to tell.
     needs_luck = {"imagine/gap_to_real", "guard/last"}
     assert names <= documented()
