@@ -76,10 +76,9 @@ class GIPOConfig(AlgorithmBase):
 
 
 @component
-class PPOConfig(AlgorithmBase):
-    """Clipped surrogate with separate bounds and an optional dual clip."""
+class ClippedBase(AlgorithmBase):
+    """What the clipped objectives share."""
 
-    objective: Literal["ppo"] = "ppo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
@@ -88,4 +87,24 @@ class PPOConfig(AlgorithmBase):
     """Bounds the loss by dual_clip * |A| where A < 0; none turns it off."""
 
 
-AlgorithmConfig = Annotated[GIPOConfig | PPOConfig, Field(discriminator="objective")]
+@component
+class PPOConfig(ClippedBase):
+    """Clipped surrogate with separate bounds and an optional dual clip; the ratio is to the behaviour."""
+
+    objective: Literal["ppo"] = "ppo"
+
+
+@component
+class DecoupledPPOConfig(ClippedBase):
+    """PPO around a proximal policy, times how likely that policy was to act as the behaviour did."""
+
+    objective: Literal["decoupled_ppo"] = "decoupled_ppo"
+    anchor: Literal["recompute", "interpolate", "behaviour"] = "recompute"
+    """The proximal policy: the learner's weights at the start of the turn, an interpolation by versions, or the behaviour."""
+    behave_weight: bool = True
+    """Multiply by w = proximal / behaviour. False trusts that both are one, and is refused where data can be stale."""
+    behave_weight_threshold: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 2.0
+    """Tokens (or chunks) whose w is above it do not train; none keeps all."""
+
+
+AlgorithmConfig = Annotated[GIPOConfig | PPOConfig | DecoupledPPOConfig, Field(discriminator="objective")]

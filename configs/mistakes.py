@@ -33,6 +33,25 @@ FOREIGN: dict[str, list[Counterpart]] = {
     "clip_ratio_high": [Counterpart("RLinf and verl", "algorithm.clip_high")],
     "clip_ratio_c": [Counterpart("RLinf and verl", "algorithm.dual_clip")],
     "cliprange_value": [Counterpart("verl", "algorithm.value_clip")],
+    "recompute_logprobs": [
+        Counterpart(
+            "RLinf", "algorithm.anchor", "recompute for true, interpolate for false; algorithm=decoupled_ppo"
+        )
+    ],
+    "use_decoupled_loss": [
+        Counterpart("AReaL", "algorithm.anchor", "true is algorithm=decoupled_ppo, false algorithm=ppo")
+    ],
+    "behav_imp_weight_cap": [Counterpart("AReaL", "algorithm.behave_weight_threshold")],
+    "rollout_is": [Counterpart("verl", "algorithm.behave_weight", "with algorithm=decoupled_ppo")],
+    "rollout_is_threshold": [
+        Counterpart("verl", "algorithm.behave_weight_threshold", "weights above it do not train")
+    ],
+    "update_epoch": [Counterpart("RLinf", "algorithm.epochs")],
+    "ppo_epochs": [Counterpart("verl", "algorithm.epochs")],
+    "entropy_bonus": [Counterpart("RLinf", "algorithm.entropy")],
+    "entropy_coeff": [Counterpart("verl", "algorithm.entropy")],
+    "global_batch_size": [Counterpart("RLinf", "algorithm.batch", "decisions per optimizer step")],
+    "micro_batch_size": [Counterpart("RLinf", "algorithm.micro_batch", "decisions per forward")],
     "ppo_mini_batch_size": [Counterpart("verl", "algorithm.batch", "decisions per optimizer step")],
 }
 """Keys of other systems, by their last word."""

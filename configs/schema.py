@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.algorithm import AlgorithmConfig, GIPOConfig
+from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig, GIPOConfig
 from configs.env import EnvConfig, TabletopConfig
 from configs.errors import ConfigError
 from configs.fields import Fraction, NaturalFloat, PositiveFloat, PositiveInt, Seed, component
@@ -72,6 +72,24 @@ class TrainConfig:
                 where="evaluation.every",
                 remedy="set evaluation.every above 0, or drop run.stop.success",
             )
+        _require_correction(self.algorithm, self.staleness, self.sync)
+
+
+def _require_correction(algorithm: AlgorithmConfig, staleness: StalenessConfig, sync: SyncConfig) -> None:
+    """A proximal policy without its weight takes stale data for its own; only data that cannot be stale may be.
+
+    Even with budget 0 some decisions wait for the next version, since episodes end when they end: the bound rules that out.
+    """
+    if not isinstance(algorithm, DecoupledPPOConfig) or algorithm.behave_weight:
+        return
+    if algorithm.anchor == "behaviour" or (staleness.bound == 0 and sync.updates_per_publish == 1):
+        return
+    raise ConfigError(
+        f"algorithm.behave_weight=false leaves stale data uncorrected: staleness.bound={staleness.bound} and "
+        f"sync.updates_per_publish={sync.updates_per_publish} let decisions of older weights train",
+        where="algorithm.behave_weight",
+        remedy="drop it, or set staleness.bound=0 and sync.updates_per_publish=1",
+    )
 
 
 @component

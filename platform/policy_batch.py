@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from buffers.records import RecordBatch
     from policies.base import ObservationTensors, Policy
+    from policies.proximal import Age
 
-_FEATURE_ROWS = 512
+_FORWARD_ROWS = 512
 
 
 @dataclass
@@ -45,6 +46,8 @@ class DecisionBatch:
     """``[N]`` of the behaviour."""
     features: torch.Tensor
     """``[N, F]``: what the critic reads, computed once for the whole turn."""
+    lag: torch.Tensor
+    """``[N]`` int64, in versions."""
     version: NDArray[np.int32]
     """``[M]`` of all leased decisions, those beyond the bound too."""
     present: NDArray[np.bool_]
@@ -53,6 +56,15 @@ class DecisionBatch:
     """``[N, K, D, bins]`` of the policy that the run started from."""
     advantage_std: float = 0.0
     return_mean: float = 0.0
+    proximal_log_probs: torch.Tensor | None = None
+    """``[N, K, D]`` of the weights at the start of the turn, where the objective asks for them."""
+
+    @property
+    def age(self) -> Age:
+        """How old the decisions are, for the objective."""
+        from policies.proximal import Age
+
+        return Age(self.lag, self.proximal_log_probs)
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -62,7 +74,9 @@ class DecisionBatch:
         return DecisionBatch(
             self.observations.take(index), self.tokens[index], self.log_probs[index], self.valid[index],
             self.advantages[index], self.returns[index], self.old_values[index], self.features[index],
-            self.version, self.present, None if self.anchor_logits is None else self.anchor_logits[index],
+            self.lag[index], self.version, self.present,
+            anchor_logits=None if self.anchor_logits is None else self.anchor_logits[index],
+            proximal_log_probs=None if self.proximal_log_probs is None else self.proximal_log_probs[index],
         )  # fmt: skip
 
 
@@ -99,7 +113,7 @@ def decision_batch(
     )
 
 
-_TENSORS = ("tokens", "log_probs", "valid", "advantages", "returns", "old_values", "features")
+_TENSORS = ("tokens", "log_probs", "valid", "advantages", "returns", "old_values", "features", "lag")
 
 
 def _record_part(
@@ -138,7 +152,20 @@ def _record_part(
         "returns": returns[mask],
         "old_values": torch.from_numpy(np.array(batch.values[kept])),
         "features": features[:, :-1][mask],
+        "lag": torch.from_numpy((version - batch.version[kept]).astype(np.int64)),
     }
+
+
+def proximal_log_probs(batch: DecisionBatch, policy: Policy) -> torch.Tensor:
+    """``[N, K, D]``: of the batch's tokens by ``policy``, float32, without gradient."""
+    import torch
+
+    answer = torch.empty_like(batch.log_probs)
+    with torch.no_grad():
+        for start in range(0, len(batch), _FORWARD_ROWS):
+            rows = slice(start, start + _FORWARD_ROWS)
+            answer[rows] = policy.log_probs(batch.observations.take(rows), batch.tokens[rows])[0]
+    return answer
 
 
 def _features(context: Context, batch: RecordBatch, policy: Policy) -> torch.Tensor:
@@ -147,8 +174,8 @@ def _features(context: Context, batch: RecordBatch, policy: Policy) -> torch.Ten
 
     rows, columns = np.nonzero(np.arange(batch.tokens.shape[1] + 1)[None, :] <= batch.lengths[:, None])
     computed = []
-    for start in range(0, len(rows), _FEATURE_ROWS):
-        piece = slice(start, start + _FEATURE_ROWS)
+    for start in range(0, len(rows), _FORWARD_ROWS):
+        piece = slice(start, start + _FORWARD_ROWS)
         observation = Observation(
             {name: frames[rows[piece], columns[piece]] for name, frames in batch.images.items()},
             batch.proprio[rows[piece], columns[piece]],

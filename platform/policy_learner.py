@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.algorithm import AlgorithmConfig
+from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig
 
 from .acceleration import OptimizerStep, Precision, autocast
 from .context import ANCHOR, POLICY, Context
 from .metrics import Averages
-from .policy_batch import DecisionBatch, decision_batch
+from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
 from .role import State
 from .services import Learning
 from .staleness import lag_statistics
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from buffers.batches import Lease
+    from policies.proximal import Counts
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class PolicyLearner:
             )  # fmt: skip
             batch.anchor_logits = self._anchor_logits(batch)
         warming = self.turns < self._algorithm.critic_warm_up
+        if not warming and self._recomputes:
+            batch.proximal_log_probs = proximal_log_probs(batch, self.policy)
         for _ in range(0 if warming else self._algorithm.epochs):
             self._pass(batch, self._update_actor)
         for _ in range(self._algorithm.critic_epochs):
@@ -159,17 +162,17 @@ class PolicyLearner:
             update([batch.take(torch.from_numpy(part).to(on)) for part in parts])
 
     def _update_actor(self, pieces: list[DecisionBatch]) -> None:
-        """One optimizer step; micro-batches weigh by what their means were taken over."""
+        """One optimizer step; micro-batches divide by what all of them count, so their gradients add up."""
         from policies.objectives import policy_loss
 
-        total = sum(self._count(piece) for piece in pieces)
+        over = self._counts(pieces) if len(pieces) > 1 else None
         for piece in pieces:
             logits = self.policy(piece.observations).logits
             result = policy_loss(
                 self._algorithm, logits, piece.tokens, piece.log_probs, piece.advantages, piece.valid,
-                piece.anchor_logits,
+                piece.anchor_logits, piece.age, over,
             )  # fmt: skip
-            self._actor.backward(result.loss * (self._count(piece) / max(1, total)))
+            self._actor.backward(result.loss)
             self._note(result.statistics)
         self._actor.scale_rate(self._rate_share())
         norm = self._actor.apply()
@@ -183,22 +186,37 @@ class PolicyLearner:
         done = min(1.0, self.turns / self._pacing.max_turns)
         return risen * (1.0 - (1.0 - self._algorithm.learning_rate_end) * done)
 
-    def _count(self, piece: DecisionBatch) -> int:
-        """What the objective's mean is taken over: tokens, or decisions at chunk level."""
-        chunk = self._algorithm.ratio == "chunk"
-        return int(piece.valid.any(dim=1).sum() if chunk else piece.valid.sum())
+    @property
+    def _recomputes(self) -> bool:
+        """Whether the objective needs the policy that the turn began with."""
+        return isinstance(self._algorithm, DecoupledPPOConfig) and self._algorithm.anchor == "recompute"
+
+    def _counts(self, pieces: list[DecisionBatch]) -> Counts:
+        """What the objective's means are taken over, in all of ``pieces`` together."""
+        import torch
+
+        from policies.proximal import Counts, training_counts
+
+        total = Counts(0.0, 0.0)
+        for piece in pieces:
+
+            def current(piece: DecisionBatch = piece) -> torch.Tensor:
+                with torch.no_grad():
+                    return self.policy.log_probs(piece.observations, piece.tokens)[0]
+
+            total += training_counts(self._algorithm, current, piece.log_probs, piece.valid, piece.age)
+        return total
 
     def _update_critic(self, pieces: list[DecisionBatch]) -> None:
         """One optimizer step of the critic."""
         from policies.objectives import value_loss
 
-        total = sum(len(piece) for piece in pieces)
-        for piece in pieces:
+        counted = [piece.valid.any(dim=1) for piece in pieces]
+        total = sum(int(mask.sum()) for mask in counted)
+        for piece, mask in zip(pieces, counted, strict=True):
             values = self.policy.value(piece.features)
-            result = value_loss(
-                self._algorithm, values, piece.returns, piece.old_values, piece.valid.any(dim=1)
-            )
-            self._critic.backward(result.loss * (len(piece) / total))
+            result = value_loss(self._algorithm, values, piece.returns, piece.old_values, mask)
+            self._critic.backward(result.loss * (result.count / max(1, total)))
             self._note(result.statistics)
         self._critic.apply()
 

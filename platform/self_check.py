@@ -23,7 +23,9 @@ def self_check(context: Context, arrays: Arrays, algorithm: AlgorithmConfig) -> 
     """
     import torch
 
+    from policies.base import token_log_probs
     from policies.objectives import policy_loss
+    from policies.proximal import Age
 
     policy = context.make_policy()
     load_arrays(policy, arrays)
@@ -39,7 +41,9 @@ def self_check(context: Context, arrays: Arrays, algorithm: AlgorithmConfig) -> 
         )
     valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     advantages = torch.linspace(-1, 1, ROWS, device=tokens.device)
-    result = policy_loss(algorithm, logits, tokens, behaviour, advantages, valid)
+    current, _ = token_log_probs(logits, tokens)
+    age = Age(torch.zeros(ROWS, dtype=torch.int64, device=tokens.device), current)
+    result = policy_loss(algorithm, logits, tokens, behaviour, advantages, valid, age=age)
     statistics = {name: float(value) for name, value in result.statistics.items()}
     expected = {
         "ratio_mean": 1.0,
@@ -47,6 +51,8 @@ def self_check(context: Context, arrays: Arrays, algorithm: AlgorithmConfig) -> 
         "gipo_weight_mean": 1.0,
         "clip_fraction": 0.0,
         "dual_clip_fraction": 0.0,
+        "proximal_approx_kl": 0.0,
+        "behav_clip_fraction": 0.0,
     }
     for name, value in expected.items():
         if name in statistics and abs(statistics[name] - value) > TOLERANCE:

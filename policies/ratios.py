@@ -6,10 +6,11 @@ Shape letters: B decisions, K actions per chunk, D action dimensions. ``*U`` is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
@@ -27,6 +28,13 @@ def token_mask(valid: Bool[Tensor, "B K"], action_dim: int) -> Bool[Tensor, "B K
     return valid.unsqueeze(-1).expand(*valid.shape, action_dim)
 
 
+def ratio_mask(
+    valid: Bool[Tensor, "B K"], action_dim: int, level: Literal["token", "chunk"]
+) -> Bool[Tensor, "*U"]:
+    """Where a ratio counts: valid tokens, or decisions with a valid action."""
+    return token_mask(valid, action_dim) if level == "token" else valid.any(dim=1)
+
+
 def log_ratios(
     log_probs: Float[Tensor, "B K D"],
     behaviour_log_probs: Float[Tensor, "B K D"],
@@ -34,11 +42,10 @@ def log_ratios(
     level: Literal["token", "chunk"],
 ) -> tuple[Float[Tensor, "*U"], Bool[Tensor, "*U"]]:
     """``l = log pi - log mu`` and where it counts; at chunk level the sum over the chunk's valid tokens."""
-    mask = token_mask(valid, log_probs.shape[-1])
-    ratios = torch.where(mask, log_probs - behaviour_log_probs, 0.0)
-    if level == "token":
-        return ratios, mask
-    return ratios.sum(dim=(1, 2)), valid.any(dim=1)
+    ratios = torch.where(token_mask(valid, log_probs.shape[-1]), log_probs - behaviour_log_probs, 0.0)
+    return ratios if level == "token" else ratios.sum(dim=(1, 2)), ratio_mask(
+        valid, log_probs.shape[-1], level
+    )
 
 
 def gipo_log_weight(log_ratio: Float[Tensor, "*U"], sigma: float) -> Float[Tensor, "*U"]:
@@ -61,15 +68,22 @@ def approximate_kl(log_ratio: Float[Tensor, "*U"], mask: Bool[Tensor, "*U"]) -> 
     return masked_mean(torch.expm1(clamped) - clamped, mask).clamp(min=0.0)
 
 
-def gipo_statistics_by_lag(
-    log_ratio: Float[Tensor, "*U"], mask: Bool[Tensor, "*U"], lag: Int[Tensor, " B"], sigma: float
-) -> dict[int, tuple[float, float]]:
-    """Per lag: share of suppressed ratios (omega < 0.1) and effective sample size. For reports, not for hot loops."""
-    rows = lag.reshape(-1, *[1] * (log_ratio.dim() - 1)).expand_as(log_ratio)
-    log_weight = gipo_log_weight(log_ratio, sigma)
-    answer = {}
-    for value in torch.unique(lag).tolist():
-        chosen = mask & (rows == value)
-        suppressed = masked_mean((log_weight.exp() < 0.1).float(), chosen)
-        answer[int(value)] = (float(suppressed), float(effective_sample_size(log_ratio + log_weight, chosen)))
-    return answer
+LAG_BUCKETS = {"0": 0, "1": 1, "2_3": 2, "4_7": 4, "8_15": 8, "16_up": 16}
+"""Name of a range of lags to its first lag; a range ends where the next one begins."""
+
+
+def by_lag(
+    lag: Int64[Tensor, " B"],
+    mask: Bool[Tensor, "*U"],
+    statistics: Callable[[Bool[Tensor, "*U"]], dict[str, Float[Tensor, ""]]],
+) -> dict[str, Float[Tensor, ""]]:
+    """``statistics`` of each range of lags that occurs, as ``<name>/lag_<range>``. ``statistics`` is given a mask."""
+    starts = torch.tensor(list(LAG_BUCKETS.values()), device=lag.device)
+    bucket = torch.bucketize(lag, starts, right=True) - 1
+    rows = bucket.reshape(-1, *[1] * (mask.dim() - 1)).expand_as(mask)
+    names = list(LAG_BUCKETS)
+    return {
+        f"{name}/lag_{names[index]}": value
+        for index in torch.unique(rows[mask]).tolist()
+        for name, value in statistics(mask & (rows == index)).items()
+    }

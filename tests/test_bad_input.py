@@ -91,6 +91,16 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "sigma nan": (["real", "algorithm.sigma=nan"], "does not fit"),
     "replan": (["real", "policy.replan=5"], "set policy.replan to at most 4"),
     "micro batch": (["real", "algorithm.micro_batch=33"], "choose a micro_batch that divides"),
+    "stale data uncorrected": (
+        ["real", "algorithm=decoupled_ppo", "algorithm.behave_weight=false"], "leaves stale data uncorrected",
+    ),
+    "stale data uncorrected without a budget": (
+        ["real", "algorithm=decoupled_ppo", "algorithm.anchor=interpolate", "algorithm.behave_weight=false", "sync=on_policy"],
+        "staleness.bound=0 and sync.updates_per_publish=1",
+    ),
+    "threshold": (
+        ["real", "algorithm=decoupled_ppo", "algorithm.behave_weight_threshold=1"], "number above 1",
+    ),
     "no place for imagination": (["real+imagined", "algorithm.batch=1", "algorithm.micro_batch=1"], "mix.real_fraction"),
     "share of real data": (["real+imagined", "mix.real_fraction=1"], "below 1"),
     "buffer": (["real", "buffers.real.max_bytes=60000"], "give at least"),

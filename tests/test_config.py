@@ -196,6 +196,20 @@ def test_required_key_is_named() -> None:
         load_config(PretrainConfig, ["all"])
 
 
+@pytest.mark.parametrize(
+    "safe",
+    [
+        ["staleness.bound=0", "sync=on_policy"],
+        ["algorithm.anchor=behaviour"],
+    ],
+)
+def test_behave_weight_is_optional_where_nothing_is_stale(safe: list[str]) -> None:
+    arguments = ["real", "algorithm=decoupled_ppo", "algorithm.behave_weight=false"]
+    load_config(TrainConfig, [*arguments, *safe])
+    with pytest.raises(ConfigError, match="stale data uncorrected"):
+        load_config(TrainConfig, [*arguments, "staleness.bound=0", "sync=stream"])
+
+
 @pytest.mark.parametrize("word", FOREIGN)
 def test_keys_of_other_systems_name_ours(word: str) -> None:
     with pytest.raises(ConfigError, match="another system's name") as caught:

@@ -32,6 +32,7 @@ def written(folder: Path, mode: str, *overrides: str) -> set[str]:
 
 def pattern(name: str) -> str:
     """As the page writes it."""
+    name = re.sub(r"^(policy/\w+)/lag_.*", r"\1/lag_<range>", name)
     name = re.sub(r"^idle_ratio/.*", "idle_ratio/<role>", name.replace("rollout_0", "rollout_<i>"))
     return re.sub(r"up_to_\d+", "up_to_<n>", name)
 
@@ -43,6 +44,13 @@ def test_the_page_names_every_metric(tmp_path: Path) -> None:
         "evaluation.quality_every=20", "world_model.obs_model.every=1", "world_model.reward_model.every=1",
     )  # fmt: skip
     names |= written(tmp_path / "ppo", "real", "run.stop.updates=2", "algorithm=ppo")
+    names |= written(
+        tmp_path / "decoupled",
+        "real",
+        "run.stop.updates=3",
+        "algorithm=decoupled_ppo",
+        "algorithm.anchor=interpolate",
+    )
     # A gap needs starts in the policy's own episodes, a line of the guard something to tell.
     needs_luck = {"imagine/gap_to_real", "guard/last"}
     # Slow machines have long waits, replicas die on Ray.

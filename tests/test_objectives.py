@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithm import AlgorithmBase, GIPOConfig, PPOConfig
+from configs.algorithm import AlgorithmBase, DecoupledPPOConfig, GIPOConfig, PPOConfig
 from policies.objectives import (
     OBJECTIVES,
     ObjectiveResult,
@@ -16,9 +16,17 @@ from policies.objectives import (
     ppo_loss,
     value_loss,
 )
-from policies.ratios import approximate_kl, effective_sample_size, gipo_statistics_by_lag
+from policies.proximal import Age
+from policies.ratios import approximate_kl, by_lag, effective_sample_size
 
-CONFIGS = [GIPOConfig(), GIPOConfig(ratio="chunk"), PPOConfig(), PPOConfig(ratio="chunk", dual_clip=None)]
+CONFIGS = [
+    GIPOConfig(),
+    GIPOConfig(ratio="chunk"),
+    PPOConfig(),
+    PPOConfig(ratio="chunk", dual_clip=None),
+    DecoupledPPOConfig(anchor="behaviour"),
+    DecoupledPPOConfig(anchor="behaviour", ratio="chunk"),
+]
 
 
 def case(seed: int = 0, spread: float = 0.3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,6 +107,8 @@ def test_nothing_changed_means_ratio_one(config: AlgorithmBase) -> None:
         "gipo_suppressed_ratio": 0.0,
         "clip_fraction": 0.0,
         "dual_clip_fraction": 0.0,
+        "behav_clip_fraction": 0.0,
+        "proximal_approx_kl": 0.0,
     }
     for name, value in result.statistics.items():
         assert float(value) == pytest.approx(expected[name], abs=1e-6), name
@@ -184,12 +194,12 @@ def test_chunk_ratio_by_hand() -> None:
 def test_statistics_stay_in_their_ranges(ratios: list[float], flags: list[bool]) -> None:
     log_ratio = torch.tensor(ratios)[:, None, None]
     valid = torch.tensor(flags[: len(ratios)])[:, None]
-    for config in (GIPOConfig(), PPOConfig()):
+    for config in (GIPOConfig(), PPOConfig(), DecoupledPPOConfig(anchor="behaviour")):
         result = OBJECTIVES[type(config)](
             config, log_ratio, torch.zeros_like(log_ratio), torch.ones(len(ratios)), valid
         )
         assert float(result.statistics["behav_approx_kl"]) >= 0
-        shares = set(result.statistics) - {"behav_approx_kl", "ratio_mean"}
+        shares = set(result.statistics) - {"behav_approx_kl", "proximal_approx_kl", "ratio_mean"}
         assert all(0 <= float(result.statistics[name]) <= 1 for name in shares)
 
 
@@ -210,11 +220,26 @@ def test_approximate_kl_by_hand() -> None:
 
 
 def test_statistics_by_lag() -> None:
-    log_ratio = torch.tensor([[[0.0, 0.0]], [[5.0, 0.0]], [[5.0, 5.0]]])
-    mask = torch.tensor([[[True, True]], [[True, True]], [[True, False]]])
-    answer = gipo_statistics_by_lag(log_ratio, mask, torch.tensor([0, 3, 3]), sigma=0.5)
-    assert answer[0] == (0.0, pytest.approx(1.0))
-    assert answer[3] == (pytest.approx(2 / 3), pytest.approx(1 / 3, rel=1e-3))
+    """Weights of gipo at l = 5 and sigma 0.5 are e^-50: suppressed. Lags 2 and 3 share a range; its invalid token is out."""
+    log_ratio = torch.tensor([[[0.0, 0.0]], [[5.0, 0.0]], [[5.0, 5.0]], [[0.0, 0.0]]])
+    valid = torch.tensor([[True], [True], [True], [False]])
+    age = Age(torch.tensor([0, 2, 3, 1]))
+    result = gipo_loss(GIPOConfig(), log_ratio, torch.zeros_like(log_ratio), torch.ones(4), valid, age)
+    named = {name: float(value) for name, value in result.statistics.items() if "/" in name}
+    assert named == {
+        "gipo_suppressed_ratio/lag_0": 0.0,
+        "effective_sample_size/lag_0": pytest.approx(1.0),
+        "gipo_suppressed_ratio/lag_2_3": 0.75,
+        "effective_sample_size/lag_2_3": pytest.approx(0.25, rel=1e-3),
+    }
+
+
+def test_every_lag_has_its_range() -> None:
+    lag = torch.tensor([0, 1, 2, 3, 4, 7, 8, 15, 16, 1000])
+    counted = by_lag(lag, torch.ones(10, dtype=torch.bool), lambda mask: {"n": mask.sum()})
+    assert {name: int(value) for name, value in counted.items()} == {
+        "n/lag_0": 1, "n/lag_1": 1, "n/lag_2_3": 2, "n/lag_4_7": 2, "n/lag_8_15": 2, "n/lag_16_up": 2,
+    }  # fmt: skip
 
 
 def test_kl_to_anchor_by_hand() -> None:
@@ -283,16 +308,3 @@ def test_explained_variance() -> None:
     assert float(explained_variance(torch.full((4,), 7.0), returns, mask)) == pytest.approx(0.0)
     assert float(explained_variance(2 * returns, returns, mask)) == pytest.approx(0.0)
     assert float(explained_variance(returns, torch.ones(4), mask)) == 0.0
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_micro_batches_weighted_by_count_equal_the_batch(config: AlgorithmBase) -> None:
-    log_probs, behaviour, advantages, valid = case(3)
-    objective = OBJECTIVES[type(config)]
-    whole = objective(config, log_probs, behaviour, advantages, valid)
-    parts = [
-        objective(config, log_probs[s], behaviour[s], advantages[s], valid[s])
-        for s in (slice(0, 2), slice(2, 6))
-    ]
-    joined = sum(float(p.loss) * float(p.count) for p in parts) / sum(float(p.count) for p in parts)
-    assert float(whole.loss) == pytest.approx(joined, rel=1e-5)
