@@ -91,6 +91,10 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "sigma nan": (["real", "algorithm.sigma=nan"], "does not fit"),
     "replan": (["real", "policy.replan=5"], "set policy.replan to at most 4"),
     "micro batch": (["real", "algorithm.micro_batch=33"], "choose a micro_batch that divides"),
+    "ranks on one process": (["real", "learner.ranks=2", "algorithm.micro_batch=16"], "use host=ray"),
+    "more ranks than episodes": (
+        ["real", "host=ray", "learner.ranks=32", "algorithm.micro_batch=1"], "lower it to at most",
+    ),
     "no place for imagination": (["real+imagined", "algorithm.batch=1", "algorithm.micro_batch=1"], "mix.real_fraction"),
     "share of real data": (["real+imagined", "mix.real_fraction=1"], "below 1"),
     "buffer": (["real", "buffers.real.max_bytes=60000"], "give at least"),
