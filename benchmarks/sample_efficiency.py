@@ -83,7 +83,7 @@ def train(prepared: Path, folder: Path, mode: str, seed: int, size: Size, target
         "train", mode, ENV, "preset=quickstart", "host=serial", f"run.dir={run}", f"run.seed={seed}",
         f"data={prepared / 'demos'}", f"policy.path={prepared / 'pretrained' / 'policy'}",
         f"world_model.path={prepared / 'pretrained'}", f"run.stop.updates={size.turns[mode]}",
-        f"run.stop.success={min(0.99, target + 0.08)}", f"evaluation.every={size.every[mode]}",
+        f"run.stop.success={min(0.99, target + 0.04)}", f"evaluation.every={size.every[mode]}",
         f"evaluation.trials={size.trials}", f"evaluation.online_trials={size.trials}", "run.log_every_s=0.5",
         "run.checkpoint_every=0",
     )  # fmt: skip

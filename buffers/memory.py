@@ -211,19 +211,24 @@ class MemoryBuffer:
         *,
         horizon: int,
         recent: int | None = None,
+        first: int = 0,
         split: Split = "train",
         generator: np.random.Generator | None = None,
     ) -> StartBatch:
-        """``batch`` real states, uniform over decisions (of the split's ``recent`` newest records only, if given).
+        """``batch`` real states: the first ``first`` of them uniform over the starts of all episodes, the rest uniform
+        over decisions (of the split's ``recent`` newest records only, if given).
 
         ReplayError when the split is empty.
         """
         assert history >= 1
+        assert 0 <= first <= batch
         with self._lock:
             rng = self._rng(generator)
-            rows = self._shelf.draw_recent(recent, split, batch, rng) if recent else None
-            if rows is None:
-                rows = self._shelf.index.draw("decision", split, batch, rng)
+            begun = self._shelf.index.draw("first", split, first, rng)
+            under_way = self._shelf.draw_recent(recent, split, batch - first, rng) if recent else None
+            if under_way is None:
+                under_way = self._shelf.index.draw("decision", split, batch - first, rng)
+            rows = np.concatenate([begun, under_way])
             return gather_starts(self._shelf.rows, self._shelf.items, rows, history, horizon)
 
     def outcomes(

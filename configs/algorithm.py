@@ -47,7 +47,11 @@ class AlgorithmBase:
     entropy: NaturalFloat = 0.0
     """Weight of the entropy bonus."""
     kl_anchor: NaturalFloat = 0.1
-    """Weight of KL(policy || pretrained policy) per token; 0 turns the anchor off."""
+    """Weight of KL(policy || anchor) per token; 0 turns the anchor off. The anchor is the policy that the run started
+    from."""
+    anchor_decay: Fraction = 1.0
+    """The anchor follows the policy: each turn it keeps this share of itself and takes the rest from the policy (WARP,
+    arXiv:2406.16768). 1 leaves it where the run started, 0 pulls towards the policy of the turn before."""
     value_loss: Literal["huber", "mse"] = "huber"
     """Loss of the critic."""
     value_clip: NaturalFloat = 0.0

@@ -63,8 +63,8 @@ class ObsModelConfig:
     """Windows per update."""
     learning_rate: NaturalFloat = 1.5e-3
     """AdamW in pretraining."""
-    online_learning_rate: NaturalFloat = 2e-4
-    """AdamW beside the policy."""
+    online_learning_rate: NaturalFloat = 5e-5
+    """AdamW beside the policy: no more than where pretraining ended, or its last, finest steps are undone."""
     max_grad_norm: PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
     ema_decay: Fraction = 0.995
@@ -119,8 +119,8 @@ class RewardModelConfig:
     """Frames per update."""
     learning_rate: NaturalFloat = 1e-3
     """AdamW in pretraining."""
-    online_learning_rate: NaturalFloat = 3e-4
-    """AdamW beside the policy."""
+    online_learning_rate: NaturalFloat = 5e-5
+    """AdamW beside the policy: no more than where pretraining ended."""
     max_grad_norm: PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
     ema_decay: Fraction = 0.99
@@ -240,6 +240,9 @@ class ImaginationConfig:
     """How start states are drawn from ``B_real``."""
     recent: PositiveInt = 512
     """Episodes that count as recent."""
+    first_fraction: Fraction = 0.5
+    """Share of the worlds that begin where an episode of any age begins: those states do not depend on who acted, and no
+    policy has to find its way back from a demonstrator's detours there."""
     reward: Literal["success", "change"] = "success"
     """``success``: 1 when the success probability passes M_reward's threshold, which is the real environments' own rule.
     ``change``: the change of that probability, ``p(o_{t+1}) - p(o_t)`` (AcceRL): denser, but a real and an imagined

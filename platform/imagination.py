@@ -110,7 +110,8 @@ class Imagination:
         began = time.monotonic()
         starts = self._real.starts(
             self._config.worlds, self._context.world_model_config.obs_model.history,
-            recent=self._recent(), horizon=allowed.horizon,
+            recent=self._recent(), first=round(self._config.first_fraction * self._config.worlds),
+            horizon=allowed.horizon,
         )  # fmt: skip
         trace = self._imagine(starts, allowed.horizon)
         records = self._records(starts, trace, allowed.horizon)

@@ -51,6 +51,8 @@ class DecisionBatch:
     """``[M]`` of all leased decisions, those beyond the bound too."""
     present: NDArray[np.bool_]
     """``[M]``"""
+    anchor_logits: torch.Tensor | None = None
+    """``[N, K, D, bins]`` of the policy that the run started from."""
     advantage_std: float = 0.0
     """Of all ranks' decisions, as ``return_mean`` is."""
     return_mean: float = 0.0
@@ -67,7 +69,7 @@ class DecisionBatch:
         return DecisionBatch(
             self.observations.take(index), self.tokens[index], self.log_probs[index], self.valid[index],
             self.advantages[index], self.returns[index], self.old_values[index], self.features[index],
-            self.version, self.present,
+            self.version, self.present, None if self.anchor_logits is None else self.anchor_logits[index],
         )  # fmt: skip
 
 

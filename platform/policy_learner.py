@@ -121,11 +121,14 @@ class PolicyLearner:
                 self._context, batches, self.policy, self._algorithm,
                 version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
             )  # fmt: skip
+            batch.anchor_logits = self._anchor_logits(batch)
         warming = self.turns < self._algorithm.critic_warm_up
         for _ in range(0 if warming else self._algorithm.epochs):
             self._pass(batch, self._update_actor)
         for _ in range(self._algorithm.critic_epochs):
             self._pass(batch, self._update_critic)
+        if not warming:
+            self._move_anchor()
         return batch
 
     def _lease(self) -> dict[str, Lease] | None:
@@ -178,7 +181,7 @@ class PolicyLearner:
             logits = self.policy(piece.observations).logits
             result = policy_loss(
                 self._algorithm, logits, piece.tokens, piece.log_probs, piece.advantages, piece.valid,
-                self._anchor_logits(piece),
+                piece.anchor_logits,
             )  # fmt: skip
             self._actor.backward(result.loss * (self._count(piece) / max(1, total)))
             self._note(result.statistics)
@@ -213,14 +216,29 @@ class PolicyLearner:
             self._note(result.statistics)
         self._critic.apply()
 
-    def _anchor_logits(self, piece: DecisionBatch) -> torch.Tensor | None:
+    def _anchor_logits(self, batch: DecisionBatch) -> torch.Tensor | None:
+        """``[N, K, D, bins]``: once for all passes of the turn."""
         import torch
 
         if self._algorithm.kl_anchor == 0:
             return None
-        with torch.no_grad(), autocast(self._context.device, self._precision):
-            logits: torch.Tensor = self._anchor(piece.observations).logits
-        return logits
+        rows = torch.arange(len(batch), device=self._context.torch_device)
+        with torch.no_grad():
+            logits = [
+                self._anchor(batch.observations.take(part)).logits
+                for part in torch.split(rows, self._algorithm.micro_batch)
+            ]
+        return torch.cat(logits)
+
+    def _move_anchor(self) -> None:
+        import torch
+
+        kept = self._algorithm.anchor_decay
+        if kept < 1:
+            with torch.no_grad():
+                pairs = zip(self._anchor.actor_parameters(), self.policy.actor_parameters(), strict=True)
+                for anchor, current in pairs:
+                    anchor.lerp_(current, 1 - kept)
 
     def _note(self, statistics: dict[str, Any]) -> None:
         self._averages.add({name: float(value) for name, value in statistics.items()}, prefix="policy/")
@@ -262,6 +280,7 @@ class PolicyLearner:
         """Weights, optimizers, counters, the shuffle's generator."""
         return {
             "policy": module_arrays(self.policy),
+            "anchor": module_arrays(self._anchor),
             "actor": self._actor.state(),
             "critic": self._critic.state(),
             "version": self.version,
@@ -273,9 +292,7 @@ class PolicyLearner:
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         load_arrays(self.policy, state["policy"])
-        anchor = self._weights.fetch(ANCHOR, -1)
-        assert anchor is not None
-        load_arrays(self._anchor, anchor.arrays)
+        load_arrays(self._anchor, state["anchor"])
         self._actor.load(state["actor"])
         self._critic.load(state["critic"])
         self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]

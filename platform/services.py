@@ -70,9 +70,16 @@ class Modelling(Protocol):
         ...
 
     def starts(
-        self, batch: int, history: int, *, recent: int | None, horizon: int, split: Split = "train"
+        self,
+        batch: int,
+        history: int,
+        *,
+        recent: int | None,
+        first: int,
+        horizon: int,
+        split: Split = "train",
     ) -> StartBatch:
-        """Start states with what really followed."""
+        """Start states, ``first`` of them episode starts, with what really followed."""
         ...
 
     def outcomes(self, batch: int, *, split: Split, balance: bool) -> OutcomeBatch:

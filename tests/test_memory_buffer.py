@@ -294,6 +294,19 @@ def test_recent_starts_are_uniform_over_the_newest_records() -> None:
     assert all(abs(count - 1000) < 150 for count in counts.values())
 
 
+def test_some_starts_begin_episodes_of_any_age() -> None:
+    buffer = make_buffer()
+    fill(buffer, [8, 1, 3])
+    starts = buffer.starts(3000, 1, horizon=1, recent=1, first=1500)
+    begun, under_way = (
+        Counter(zip(starts.ids[part].tolist(), starts.t[part].tolist(), strict=True))
+        for part in (slice(0, 1500), slice(1500, None))
+    )
+    assert set(begun) == {(0, 0), (1, 0), (2, 0)}
+    assert all(abs(count - 500) < 100 for count in begun.values())
+    assert set(under_way) == {(2, 0), (2, 1), (2, 2)}
+
+
 def test_outcomes_are_labelled_and_balanced() -> None:
     buffer = make_buffer()
     buffer.append(make_record(SPEC, 0, 3, success=True))
