@@ -17,10 +17,12 @@ from configs.system import (
     EvaluationConfig,
     HostConfig,
     InferenceConfig,
+    LearnerConfig,
     MixConfig,
     RayHostConfig,
     RolloutConfig,
     RunConfig,
+    SerialHostConfig,
     StalenessConfig,
     SyncConfig,
     TrackConfig,
@@ -46,6 +48,7 @@ class TrainConfig:
     mix: MixConfig = field(default_factory=MixConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -73,6 +76,25 @@ class TrainConfig:
                 remedy="set evaluation.every above 0, or drop run.stop.success",
             )
         _require_correction(self.algorithm, self.staleness, self.sync)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        ranks, batch = self.learner.ranks, self.algorithm.batch
+        if ranks > 1 and isinstance(self.host, SerialHostConfig):
+            raise ConfigError(
+                f"learner.ranks={ranks} needs a process per rank, the serial host has one",
+                where="learner.ranks",
+                remedy="use host=ray, or learner.ranks=1",
+            )
+        if batch % (self.algorithm.micro_batch * ranks):
+            raise ConfigError(
+                f"algorithm.batch={batch} does not divide by algorithm.micro_batch={self.algorithm.micro_batch} "
+                f"times learner.ranks={ranks}",
+                where="learner.ranks",
+                remedy="choose a micro_batch that divides each rank's share"
+                if batch % ranks == 0
+                else "choose a batch that divides by learner.ranks",
+            )
 
 
 def _require_correction(algorithm: AlgorithmConfig, staleness: StalenessConfig, sync: SyncConfig) -> None:

@@ -60,6 +60,14 @@ class StalenessConfig:
 
 
 @component
+class LearnerConfig:
+    """The policy learner."""
+
+    ranks: PositiveInt = 1
+    """Processes that share each of its turns (on GPUs one each); they learn what one process would."""
+
+
+@component
 class RolloutConfig:
     """The rollout role."""
 

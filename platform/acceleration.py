@@ -1,12 +1,13 @@
-"""accelerate's place in Reverie: device, precision, backward and gradient clipping of every learner.
+"""accelerate's place in Reverie: device, precision, backward, what ranks add up, and gradient clipping of every learner.
 
 accelerate keeps one state per process, so every learner of a process shares one ``Accelerator``; precision is chosen
-per forward through ``autocast``.
+per forward through ``autocast``. A process that joined a group (``ranks.py``) before its first ``Accelerator`` is one
+rank of that group; every other process is alone, and whatever ranks add up is then its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Precision = Literal["no", "bf16"]
+
+BUCKET = 8_000_000
+"""Numbers that ranks add up in one message: large enough to be worth one, small beside the model."""
 
 
 @lru_cache(maxsize=1)
@@ -35,8 +39,34 @@ def autocast(device: str, precision: Precision) -> AbstractContextManager[object
     return torch.autocast(device, dtype=torch.bfloat16)
 
 
+def summed(device: str, number: float) -> float:
+    """The sum of every rank's ``number``; all ranks must ask together."""
+    ranks = accelerator(device)
+    if ranks.num_processes == 1:
+        return number
+    import torch
+
+    own = torch.tensor([number], dtype=torch.float64, device=ranks.device)
+    return float(ranks.reduce(own, reduction="sum"))
+
+
+def place_of(device: str, rows: int) -> tuple[int, int]:
+    """(rows of the ranks before this one, rows of all ranks); all ranks must ask together."""
+    ranks = accelerator(device)
+    if ranks.num_processes == 1:
+        return 0, rows
+    import torch
+
+    every = ranks.gather(torch.tensor([rows], device=ranks.device)).tolist()
+    return sum(every[: ranks.process_index]), sum(every)
+
+
 class OptimizerStep:
-    """One optimizer with accumulation, clipping, and the refusal of non-finite steps."""
+    """One optimizer with accumulation, clipping, and the refusal of non-finite steps.
+
+    Over several ranks the gradient is the sum of theirs, so each weighs its micro-batches by what all ranks' means are
+    taken over. The norm is that of the sum: all ranks clip alike, and skip a step together.
+    """
 
     def __init__(
         self,
@@ -65,9 +95,11 @@ class OptimizerStep:
         self._accelerator.backward(loss)
 
     def apply(self) -> float | None:
-        """Clip and step. A non-finite gradient skips the step, is counted, and None is returned, else the norm."""
+        """Add up, clip and step. A non-finite gradient skips the step, is counted, and None is returned, else the norm."""
         import torch
 
+        if self._accelerator.num_processes > 1:
+            self._add_up()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         finite = bool(torch.isfinite(norm))
         if finite:
@@ -77,6 +109,23 @@ class OptimizerStep:
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm) if finite else None
 
+    def _add_up(self) -> None:
+        """Each gradient becomes the sum over the ranks. One that no rank has stays absent: AdamW then leaves its weight."""
+        import torch
+
+        given = torch.tensor([p.grad is not None for p in self._parameters], device=self._accelerator.device)
+        given = self._accelerator.reduce(given.float(), reduction="sum") > 0
+        wanted = [p for p, somewhere in zip(self._parameters, given.tolist(), strict=True) if somewhere]
+        for bucket in _buckets(wanted):
+            for parameter in bucket:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            gradients = [p.grad for p in bucket if p.grad is not None]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            parts = self._accelerator.reduce(flat, reduction="sum").split([g.numel() for g in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
     def state(self) -> dict[str, object]:
         """Moments and counters."""
         return {"optimizer": self.optimizer.state_dict(), "skipped": self.skipped}
@@ -85,3 +134,17 @@ class OptimizerStep:
         """Continue from ``state``."""
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         self.skipped = int(state["skipped"])  # type: ignore[call-overload]
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """Neighbours with at most ``BUCKET`` numbers together, or one that has more."""
+    bucket: list[torch.nn.Parameter] = []
+    numbers = 0
+    for parameter in parameters:
+        if bucket and numbers + parameter.numel() > BUCKET:
+            yield bucket
+            bucket, numbers = [], 0
+        bucket.append(parameter)
+        numbers += parameter.numel()
+    if bucket:
+        yield bucket

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .hosts.base import Host
 from .hosts.serial import SerialHost
 from .policy_learner import Pacing
+from .ranks import LOOPBACK, Colleague, RankWorker, gather
 from .task_sampling import TaskSampler
 from .weights import Arrays, WeightStore
 
@@ -136,12 +138,28 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
     if part.imagines:
         needed = part.imagined_decisions * turns
         host.place_role("imagination", partial(_imagination, context, config, services, needed, budget))
-    host.place_role("policy_learner", partial(_policy_learner, context, config, services, part))
+    _place_policy_learner(host, config, context, services, part)
     if part.trains_models:
         host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, services))
         host.place_role("reward_model_learner", partial(_model_learner, "reward_model", context, services))
     if part.collects or part.imagines:
         host.place_role("evaluator", partial(_evaluator, context, config, services, part.imagines))
+
+
+def rank_names(config: TrainConfig) -> list[str]:
+    """Names of the policy learner's ranks above 0."""
+    return [f"policy_learner_{rank}" for rank in range(1, config.learner.ranks)]
+
+
+def _place_policy_learner(
+    host: Host, config: TrainConfig, context: Context, services: Services, part: Shares
+) -> None:
+    build = partial(_policy_learner, context, config, services, part)
+    own_gpu = config.learner.ranks > 1 and context.device == "cuda"
+    ranks = [
+        host.place_rank(name, partial(RankWorker, build), own_gpu=own_gpu) for name in rank_names(config)
+    ]
+    host.place_role("policy_learner", partial(build, ranks), own_gpu=own_gpu)
 
 
 def _env(config: TrainConfig, slots: int) -> DecisionEnv:
@@ -209,9 +227,17 @@ def _imagination(
     )  # fmt: skip
 
 
-def _policy_learner(context: Context, config: TrainConfig, services: Services, part: Shares) -> Any:
+def _policy_learner(
+    context: Context,
+    config: TrainConfig,
+    services: Services,
+    part: Shares,
+    colleagues: Sequence[Colleague] = (),
+) -> Any:
+    """Rank 0 with its ``colleagues``, or one of them."""
     from .policy_learner import PolicyLearner
 
+    team = gather(colleagues, address=_own_address(config), device=context.device)
     pacing = Pacing(
         real_decisions=part.real_decisions,
         imagined_decisions=part.imagined_decisions,
@@ -223,8 +249,17 @@ def _policy_learner(context: Context, config: TrainConfig, services: Services, p
     )
     return PolicyLearner(
         context, config.algorithm, pacing, services.real, services.imagined, services.store, services.store,
-        precision=config.run.precision,
+        precision=config.run.precision, team=team,
     )  # fmt: skip
+
+
+def _own_address(config: TrainConfig) -> str:
+    """Where the other roles reach this process: nowhere but on this machine, unless it is one of a cluster."""
+    if not isinstance(config.host, RayHostConfig) or config.host.address is None:
+        return LOOPBACK
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _model_learner(name: str, context: Context, services: Services) -> Any:

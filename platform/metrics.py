@@ -133,6 +133,12 @@ class Averages:
                     self._sums[key] = self._sums.get(key, 0.0) + value
                     self._counts[key] = self._counts.get(key, 0) + 1
 
+    def merge(self, other: Averages) -> None:
+        """Add every observation of ``other``."""
+        for name, total in other._sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._counts[name] = self._counts.get(name, 0) + other._counts[name]
+
     def take(self) -> dict[str, float]:
         """Means since the last call."""
         with self._lock:

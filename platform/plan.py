@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from configs.errors import ResourceError
+from configs.errors import ConfigError, ResourceError
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig
 
-from .assembly import quality_horizon, shares
-from .context import make_context, require_device
+from .assembly import quality_horizon, rank_names, shares
+from .context import Context, make_context, require_device
 from .preflight import check_inputs
 
 TORCH_PROCESS_GB = 0.5
@@ -38,7 +38,7 @@ def planned_bytes(config: TrainConfig) -> int:
 def processes_of(config: TrainConfig) -> list[str]:
     """Names of the roles and services."""
     part = shares(config)
-    names = ["store", "b_real", "b_img", "policy_learner", "evaluator"]
+    names = ["store", "b_real", "b_img", "policy_learner", *rank_names(config), "evaluator"]
     if part.collects:
         names += [f"inference_{index}" for index in range(config.inference.replicas)]
         names += [f"rollout_{index}" for index in range(config.rollout.workers)]
@@ -59,7 +59,30 @@ def check_plan(config: TrainConfig) -> None:
             f"the run may take {planned / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
             remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes",
         )  # fmt: skip
+    _check_ranks(config, context)
     check_inputs(config, context)
+
+
+def _check_ranks(config: TrainConfig, context: Context) -> None:
+    """Ranks share whole records: a turn must be as many of them, however long each is."""
+    ranks, longest = config.learner.ranks, context.record_spec.max_decisions
+    part = shares(config)
+    turn = part.real_decisions + part.imagined_decisions
+    if turn <= (ranks - 1) * longest:
+        raise ConfigError(
+            f"the {turn} decisions of a turn may be fewer episodes than learner.ranks={ranks}, one has up to {longest}",
+            where="learner.ranks",
+            remedy=f"lower it to at most {1 + (turn - 1) // longest}, or raise algorithm.batch",
+        )
+    if ranks > 1 and config.run.device == "cuda" and getattr(config.host, "address", None) is None:
+        import torch
+
+        gpus = torch.cuda.device_count()
+        if gpus < ranks:
+            raise ResourceError(
+                f"learner.ranks={ranks} needs a GPU each, the machine has {gpus}", where="learner.ranks",
+                remedy=f"lower it to at most {gpus}, or give host.address of a cluster with more",
+            )  # fmt: skip
 
 
 def plan_text(config: TrainConfig) -> str:
@@ -72,7 +95,8 @@ def plan_text(config: TrainConfig) -> str:
         f"processes: {', '.join(processes_of(config))} ({config.host.kind} host)",
         f"memory: at most {planned_bytes(config) / 1e9:.1f} GB of {memory_bytes() / 1e9:.1f} GB",
         f"a turn: {part.real_decisions} real + {part.imagined_decisions} imagined decisions, "
-        f"{steps} optimizer step(s) of {algorithm.batch} in micro-batches of {algorithm.micro_batch}",
+        f"{steps} optimizer step(s) of {algorithm.batch} in micro-batches of {algorithm.micro_batch}"
+        + (f" on {config.learner.ranks} ranks" if config.learner.ranks > 1 else ""),
         f"a version: {config.sync.updates_per_publish} turn(s); collectors may hold "
         f"{1 + config.staleness.budget:g} versions' worth; decisions older than {config.staleness.bound} versions never train",
         f"the run: {config.run.stop.updates} turns",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from configs.algorithm import AlgorithmConfig
 
+from .acceleration import place_of
 from .context import Context
 from .envs.base import Observation
 from .staleness import lag_mask
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from buffers.records import RecordBatch
+    from policies.advantages import AdvantageStatistics
     from policies.base import ObservationTensors, Policy
     from policies.proximal import Age
 
@@ -55,9 +57,14 @@ class DecisionBatch:
     anchor_logits: torch.Tensor | None = None
     """``[N, K, D, bins]`` of the policy that the run started from."""
     advantage_std: float = 0.0
+    """Of all ranks' decisions, as ``return_mean`` is."""
     return_mean: float = 0.0
     proximal_log_probs: torch.Tensor | None = None
     """``[N, K, D]`` of the weights at the start of the turn, where the objective asks for them."""
+    first: int = 0
+    """Decisions of the ranks before this one: this batch's place in the joined one."""
+    joined: int = 0
+    """Decisions of all ranks."""
 
     @property
     def age(self) -> Age:
@@ -90,7 +97,8 @@ def decision_batch(
     bound: int,
     discount: float,
 ) -> DecisionBatch:
-    """Values with the newest critic (or the recorded ones), GAE per record, one normalisation over all of them.
+    """Values with the newest critic (or the recorded ones), GAE per record, one normalisation over all of them, whichever
+    rank holds them.
 
     Decisions that lag more than ``bound`` versions are left out. Raises nothing of its own; a negative lag asserts.
     """
@@ -98,18 +106,20 @@ def decision_batch(
 
     parts = [_record_part(context, batch, policy, algorithm, version, bound, discount) for batch in batches]
     joined = {key: torch.cat([part[key] for part in parts]) for key in _TENSORS}
-    raw = joined["advantages"]
-    spread = float(raw.std()) if len(raw) > 1 else 0.0
+    advantages, returns = (_over_ranks(context, joined[key]) for key in ("advantages", "returns"))
     if algorithm.normalize_advantages:
-        joined["advantages"] = _normalized(raw)
+        joined["advantages"] = _normalized(joined["advantages"], advantages)
+    first, total = place_of(context.device, len(joined["tokens"]))
     observations = _join_observations([part["observations"] for part in parts])
     return DecisionBatch(
         observations=observations.to(context.torch_device),
         **{key: value.to(context.torch_device) for key, value in joined.items()},
         version=np.concatenate([batch.version.ravel() for batch in batches]),
         present=np.concatenate([batch.decisions.ravel() for batch in batches]),
-        advantage_std=spread,
-        return_mean=float(joined["returns"].mean()),
+        advantage_std=advantages.deviation,
+        return_mean=returns.mean,
+        first=first,
+        joined=total,
     )
 
 
@@ -201,14 +211,21 @@ def _values(batch: RecordBatch, features: torch.Tensor, policy: Policy, *, recom
     return values
 
 
-def _normalized(advantages: torch.Tensor) -> torch.Tensor:
-    """Over every learner rank."""
+def _over_ranks(context: Context, numbers: torch.Tensor) -> AdvantageStatistics:
     import torch
 
-    from policies.advantages import AdvantageStatistics, normalize
+    from policies.advantages import AdvantageStatistics
 
-    mask = torch.ones_like(advantages, dtype=torch.bool)
-    return normalize(advantages, mask, AdvantageStatistics.of(advantages, mask).all_reduced())
+    every = torch.ones_like(numbers, dtype=torch.bool)
+    return AdvantageStatistics.of(numbers, every).all_reduced(context.torch_device)
+
+
+def _normalized(advantages: torch.Tensor, statistics: AdvantageStatistics) -> torch.Tensor:
+    import torch
+
+    from policies.advantages import normalize
+
+    return normalize(advantages, torch.ones_like(advantages, dtype=torch.bool), statistics)
 
 
 def _join_observations(parts: list[ObservationTensors]) -> ObservationTensors:

@@ -11,10 +11,11 @@ import numpy as np
 
 from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig
 
-from .acceleration import OptimizerStep, Precision, autocast
+from .acceleration import OptimizerStep, Precision, accelerator, autocast, summed
 from .context import ANCHOR, POLICY, Context
 from .metrics import Averages
 from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
+from .ranks import Team
 from .role import State
 from .services import Learning
 from .staleness import lag_statistics
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from buffers.batches import Lease
+    from buffers.records import RecordBatch
     from policies.proximal import Counts
 
 
@@ -60,10 +62,12 @@ class PolicyLearner:
         board: Board,
         *,
         precision: Precision,
+        team: Team,
     ) -> None:
         """The actor always runs in float32, since ratios must be exact; ``precision`` is that of the critic's features and the anchor."""
         self.name = "policy_learner"
         self._precision = precision
+        self._team = team
         self._context = context
         self._algorithm = algorithm
         self._pacing = pacing
@@ -102,9 +106,20 @@ class PolicyLearner:
         if leases is None:
             return False
         began = time.monotonic()
+        batch = self._team.turn(self, [lease.batch for lease in leases.values()])
+        for name, lease in leases.items():
+            self._buffers[name].commit(lease.lease_id)
+        self._retire()
+        self.turns += 1
+        self._report(batch, leases, time.monotonic() - began)
+        self._publish()
+        return True
+
+    def train(self, batches: list[RecordBatch]) -> DecisionBatch:
+        """One turn's updates on this rank's share of the leased records."""
         with autocast(self._context.device, self._precision):
             batch = decision_batch(
-                self._context, [lease.batch for lease in leases.values()], self.policy, self._algorithm,
+                self._context, batches, self.policy, self._algorithm,
                 version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
             )  # fmt: skip
             batch.anchor_logits = self._anchor_logits(batch)
@@ -115,15 +130,9 @@ class PolicyLearner:
             self._pass(batch, self._update_actor)
         for _ in range(self._algorithm.critic_epochs):
             self._pass(batch, self._update_critic)
-        for name, lease in leases.items():
-            self._buffers[name].commit(lease.lease_id)
-        self._retire()
         if not warming:
             self._move_anchor()
-        self.turns += 1
-        self._report(batch, leases, time.monotonic() - began)
-        self._publish()
-        return True
+        return batch
 
     def _lease(self) -> dict[str, Lease] | None:
         """Both shares or nothing."""
@@ -152,20 +161,26 @@ class PolicyLearner:
                 self._buffers["real"].commit(lease.lease_id)
 
     def _pass(self, batch: DecisionBatch, update: Callable[[list[DecisionBatch]], None]) -> None:
-        """Every decision once, in batches of about ``algorithm.batch``, each in micro-batches."""
+        """Every decision once, in batches of about ``algorithm.batch``, each in micro-batches.
+
+        All ranks draw the same order of the joined batch and take what they hold: the batches are those of one rank.
+        """
         import torch
 
-        order = self._shuffle.permutation(len(batch))
-        for rows in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
+        order = self._shuffle.permutation(batch.joined)
+        for joined in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
+            rows = joined - batch.first
+            rows = rows[(rows >= 0) & (rows < len(batch))]
             parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
             on = self._context.torch_device
-            update([batch.take(torch.from_numpy(part).to(on)) for part in parts])
+            update([batch.take(torch.from_numpy(part).to(on)) for part in parts if len(part)])
 
     def _update_actor(self, pieces: list[DecisionBatch]) -> None:
         """One optimizer step; micro-batches divide by what all of them count, so their gradients add up."""
         from policies.objectives import policy_loss
 
-        over = self._counts(pieces) if len(pieces) > 1 else None
+        several = len(pieces) > 1 or accelerator(self._context.device).num_processes > 1
+        over = self._counts(pieces) if several else None
         for piece in pieces:
             logits = self.policy(piece.observations).logits
             result = policy_loss(
@@ -205,14 +220,15 @@ class PolicyLearner:
                     return self.policy.log_probs(piece.observations, piece.tokens)[0]
 
             total += training_counts(self._algorithm, current, piece.log_probs, piece.valid, piece.age)
-        return total
+        device = self._context.device
+        return Counts(summed(device, total.ratios), summed(device, total.tokens))
 
     def _update_critic(self, pieces: list[DecisionBatch]) -> None:
         """One optimizer step of the critic."""
         from policies.objectives import value_loss
 
         counted = [piece.valid.any(dim=1) for piece in pieces]
-        total = sum(int(mask.sum()) for mask in counted)
+        total = summed(self._context.device, sum(int(mask.sum()) for mask in counted))
         for piece, mask in zip(pieces, counted, strict=True):
             values = self.policy.value(piece.features)
             result = value_loss(self._algorithm, values, piece.returns, piece.old_values, mask)
@@ -262,10 +278,10 @@ class PolicyLearner:
                 "staleness/stale_samples_processed": float(
                     (batch.version[batch.present] < self.version).sum()
                 ),
-                "policy/batch_decisions": float(len(batch)),
+                "policy/batch_decisions": float(batch.joined),
                 "policy/batch_return": batch.return_mean,
                 "policy/skipped_updates": float(self._actor.skipped + self._critic.skipped),
-                "policy/real_share": float(leases["real"].batch.lengths.sum()) / len(batch)
+                "policy/real_share": float(leases["real"].batch.lengths.sum()) / max(1, batch.joined)
                 if "real" in leases
                 else 0.0,
             }
@@ -301,6 +317,12 @@ class PolicyLearner:
         self._critic.load(state["critic"])
         self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]
         self._shuffle.bit_generator.state = state["shuffle"]
+        self._team.load(state)
+
+    @property
+    def averages(self) -> Averages:
+        """What ``metrics`` will tell."""
+        return self._averages
 
     def metrics(self) -> dict[str, float]:
         """Losses, lags, times."""

@@ -45,11 +45,13 @@ def run(argv: list[str]) -> int:
 
 
 def _resume(asked: TrainConfig) -> int:
-    """The run goes on with its own config; of the new command line only ``run.stop`` and the host count."""
+    """The run goes on with its own config; of the new command line only ``run.stop``, the host and the ranks count."""
     folder = Path(str(asked.run.resume))
     require_run(folder)
     stored = config_from_yaml(TrainConfig, folder / "config.yaml")
-    config = replace(stored, host=asked.host, run=replace(stored.run, stop=asked.run.stop))
+    config = replace(
+        stored, host=asked.host, learner=asked.learner, run=replace(stored.run, stop=asked.run.stop)
+    )
     check_plan(config)
     return _run_in(folder, config, read_checkpoint(folder / "checkpoints"))
 

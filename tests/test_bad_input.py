@@ -101,6 +101,10 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "threshold": (
         ["real", "algorithm=decoupled_ppo", "algorithm.behave_weight_threshold=1"], "number above 1",
     ),
+    "ranks on one process": (["real", "learner.ranks=2", "algorithm.micro_batch=16"], "use host=ray"),
+    "more ranks than episodes": (
+        ["real", "host=ray", "learner.ranks=32", "algorithm.micro_batch=1"], "lower it to at most",
+    ),
     "no place for imagination": (["real+imagined", "algorithm.batch=1", "algorithm.micro_batch=1"], "mix.real_fraction"),
     "share of real data": (["real+imagined", "mix.real_fraction=1"], "below 1"),
     "buffer": (["real", "buffers.real.max_bytes=60000"], "give at least"),

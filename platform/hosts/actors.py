@@ -37,6 +37,32 @@ class ServiceActor:
         return os.getpid()
 
 
+class RankActor(ServiceActor):
+    """A rank of a role: a service that computes, and whose errors the host looks for.
+
+    Its caller cannot tell of them: it waits for this rank's part of a sum.
+    """
+
+    def __init__(self, build: Callable[[], Any], threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        super().__init__(build)
+        self._error: tuple[str, str] | None = None
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the rank."""
+        try:
+            return super().call(method, *args, **kwargs)
+        except Exception as error:
+            self._error = (f"{type(error).__name__}: {error}", traceback.format_exc())
+            raise
+
+    def error(self) -> tuple[str, str] | None:
+        """The first exception with its traceback."""
+        return self._error
+
+
 class RoleActor:
     """A role and the thread that lets it work."""
 

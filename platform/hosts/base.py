@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ..ranks import Colleague, RankWorker
 from ..role import Role, State
 
 T = TypeVar("T")
@@ -32,8 +33,14 @@ class Host(Protocol):
         """Place a passive object; what comes back has its methods."""
         ...
 
-    def place_role(self, name: str, build: Callable[[], Role], *, serves: bool = False) -> Any:
+    def place_role(
+        self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
+    ) -> Any:
         """Place a role. ``serves``: others call it (the inference service); what comes back is for them."""
+        ...
+
+    def place_rank(self, name: str, build: Callable[[], RankWorker], *, own_gpu: bool) -> Colleague:
+        """Place a passive rank of a role: it has no state of its own, and works beside whoever calls it."""
         ...
 
     def start(self) -> None:

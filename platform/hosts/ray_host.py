@@ -14,6 +14,7 @@ from configs.errors import ResourceError, RoleFailure
 from configs.system import RayHostConfig
 
 from ..metrics import Averages
+from ..ranks import Colleague, RankWorker
 from ..replicas import ReplicaLost
 from ..role import Role, State
 from .base import Health
@@ -77,6 +78,30 @@ class InferenceProxy:
         ray.wait([ticket], timeout=timeout_s)
 
 
+class RankProxy:
+    """Another rank of a role, as rank 0 sees it; a ticket is Ray's reference to the answer."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self._name, self._actor = name, actor
+
+    def begin(self, method: str, *args: Any) -> Any:
+        """Start a call."""
+        return self._actor.call.remote(method, *args)
+
+    def finish(self, ticket: Any, timeout_s: float | None = None) -> Any:
+        """The answer. RoleFailure when the rank died or failed, TimeoutError after ``timeout_s``."""
+        import ray
+
+        try:
+            return ray.get(ticket, timeout=timeout_s)
+        except ray.exceptions.RayActorError as error:
+            raise RoleFailure(
+                f"the process of {self._name} died: {_cause(error)}", where=self._name
+            ) from error
+        except ray.exceptions.RayTaskError as error:
+            raise RoleFailure(f"{self._name} failed: {_cause(error)}", where=self._name) from error
+
+
 class RayHost:
     """Starts Ray unless an address is given; ends what it started."""
 
@@ -85,6 +110,7 @@ class RayHost:
     def __init__(self, config: RayHostConfig) -> None:
         self._config = config
         self._services: dict[str, Any] = {}
+        self._ranks: dict[str, Any] = {}
         self._roles: dict[str, Any] = {}
         self._serving: set[str] = set()
         self._health: dict[str, Health] = {}
@@ -128,7 +154,9 @@ class RayHost:
         self._services[name] = actor
         return cast(T, ServiceProxy(name, actor))
 
-    def place_role(self, name: str, build: Callable[[], Role], *, serves: bool = False) -> Any:
+    def place_role(
+        self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
+    ) -> Any:
         """An actor with a loop of its own."""
         import ray
 
@@ -137,7 +165,13 @@ class RayHost:
         groups = {INFER: REQUESTS_AT_ONCE} if serves else {}
         # Ray's types know nothing of what only actors take.
         remote: Any = ray.remote
-        kind = remote(num_cpus=0, max_restarts=0, max_concurrency=CALLS_AT_ONCE, concurrency_groups=groups)
+        kind = remote(
+            num_cpus=0,
+            num_gpus=int(own_gpu),
+            max_restarts=0,
+            max_concurrency=CALLS_AT_ONCE,
+            concurrency_groups=groups,
+        )
         actor = kind(RoleActor).remote(name, build, self._config.threads)
         self._roles[name] = actor
         if not serves:
@@ -158,11 +192,23 @@ class RayHost:
         )  # fmt: skip
         return True
 
+    def place_rank(self, name: str, build: Callable[[], RankWorker], *, own_gpu: bool) -> Colleague:
+        """An actor that trains in one call while it answers others."""
+        import ray
+
+        from .actors import RankActor
+
+        options = ray.remote(RankActor).options(
+            num_cpus=0, num_gpus=int(own_gpu), max_restarts=0, max_concurrency=2
+        )
+        self._ranks[name] = options.remote(build, self._config.threads)
+        return RankProxy(name, self._ranks[name])
+
     def start(self) -> None:
         """Wait for every constructor; the first failure is told by its role's name."""
         import ray
 
-        for name, actor in (self._services | self._roles).items():
+        for name, actor in (self._services | self._ranks | self._roles).items():
             try:
                 pid = ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
                 log.debug("%s is process %d", name, pid)
@@ -187,11 +233,13 @@ class RayHost:
 
     def _look(self) -> None:
         asked = {name: actor.health.remote() for name, actor in self._roles.items()}
+        asked |= {name: actor.error.remote() for name, actor in self._ranks.items()}
         asked |= {name: actor.ready.remote() for name, actor in self._services.items()}
-        for name, answer in self._of_roles(asked).items():
-            if name in self._services:
-                continue
-            self._health[name], failure = answer
+        answers = self._of_roles(asked)
+        failures = {name: answers[name] for name in self._ranks}
+        for name in self._roles:
+            self._health[name], failures[name] = answers[name]
+        for name, failure in failures.items():
             if failure is not None:
                 log.error("%s", failure[1].rstrip())
                 raise RoleFailure(f"{name} failed: {failure[0]}", where=name)
@@ -243,7 +291,7 @@ class RayHost:
 
         if not ray.is_initialized():
             return
-        for actor in [*self._roles.values(), *self._services.values()]:
+        for actor in [*self._roles.values(), *self._ranks.values(), *self._services.values()]:
             ray.kill(actor, no_restart=True)
         ray.shutdown()
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from configs.errors import ReverieError, RoleFailure
 
 from ..metrics import BusyClock
+from ..ranks import Colleague, RankWorker
 from ..role import Role, State
 from .base import Health
 
@@ -31,13 +32,19 @@ class SerialHost:
         self._services[name] = service
         return service
 
-    def place_role(self, name: str, build: Callable[[], Role], *, serves: bool = False) -> Any:
+    def place_role(
+        self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
+    ) -> Any:
         """Build it here; its place in the round is the order of the calls."""
         role = build()
         self._roles[name] = role
         self._clocks[name] = BusyClock()
         self._progress[name] = 0
         return role
+
+    def place_rank(self, name: str, build: Callable[[], RankWorker], *, own_gpu: bool) -> Colleague:
+        """The config refuses more than one rank here: ranks work at the same time, and this host has one process."""
+        raise AssertionError(f"{name}: the serial host has one process")
 
     def start(self) -> None:
         """Everything is built already."""
