@@ -29,9 +29,9 @@ def test_a_run_goes_on_without_a_killed_replica(tmp_path: Path) -> None:
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "inference/replicas" in row]
     assert rows[0]["inference/replicas"] == 2
     assert rows[-1]["inference/replicas"] == 1
-    # Nothing was decided twice: the only requests that were asked again are those that were in flight.
+    # What was in flight is all that was lost: one request of the one worker that asked the dead replica.
     asked_again = sum(value for key, value in rows[-1].items() if key.startswith("inference/asked_again/"))
-    assert asked_again <= 2
+    assert asked_again <= 1
     steps = [[row.get(f"real_steps/rollout_{worker}", 0) for row in rows] for worker in (0, 1)]
     assert all(worker == sorted(worker) for worker in steps)
     assert steps[0][-1] > next(row for row in rows if row["inference/replicas"] == 1)["real_steps/rollout_0"]

@@ -83,6 +83,19 @@ def test_versions_never_decrease_when_the_other_replica_is_behind() -> None:
     assert second.version == 6
 
 
+def test_answers_may_be_taken_in_another_order_than_they_were_given() -> None:
+    a = Replica(version=4)
+    client = Replicas({"a": a}, 0, WeightStore(), "rollout_0")
+    early, late = client.submit(SEEN), client.submit(SEEN)
+    a.version = 5
+    assert client.poll(late) is not None
+    a.version = 4
+    older = client.poll(early)
+    assert older is not None, "nothing newer had been acted with when it was asked"
+    assert older.version == 4
+    assert a.asked == 2
+
+
 def test_the_last_death_ends_the_run_by_name() -> None:
     a = Replica()
     client = Replicas({"inference_0": a}, 0, WeightStore(), "rollout_0")
