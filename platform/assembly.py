@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from buffers.memory import MemoryBuffer
+from buffers.samples import Admission
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig, SerialHostConfig
 
@@ -15,6 +16,7 @@ from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .hosts.base import Host
 from .hosts.serial import SerialHost
 from .policy_learner import Pacing
+from .staleness import Rules
 from .weights import Arrays, WeightStore
 
 if TYPE_CHECKING:
@@ -88,6 +90,12 @@ def needed_alone(config: TrainConfig, context: Context) -> int:
     return max(needed, math.ceil(2 / held_out) * context.record_spec.max_decisions)
 
 
+def staleness_rules(config: TrainConfig) -> Rules:
+    """How far collectors run ahead, and how old data may be."""
+    turn = config.algorithm.batch * config.sync.batches_per_update
+    return Rules.of(config.staleness, config.sync, turn=turn, group=config.rollout.group)
+
+
 @dataclass
 class Services:
     """Where the shared objects are: themselves on the serial host, proxies of actors on Ray."""
@@ -110,17 +118,19 @@ def place_services(host: Host, config: TrainConfig, context: Context) -> Service
 
 
 def publish_first(services: Services, first: dict[str, Arrays]) -> None:
-    """Version 0 of every model, and the anchor: the policy that the run started from."""
+    """Version 0 of every model, and the anchor: the policy that the run started from. Version 0's budget begins."""
     for name, arrays in first.items():
         services.store.publish(name, 0, arrays)
     services.store.publish(ANCHOR, 0, first[POLICY])
+    for buffer in (services.real, services.imagined):
+        buffer.advance(0)
 
 
 def place_roles(host: Host, config: TrainConfig, context: Context, services: Services) -> None:
     """Every role of the mode, in the serial host's round order."""
     part = shares(config)
     turns = config.sync.updates_per_publish
-    gamma, budget = config.algorithm.gamma, config.staleness.budget
+    rules = staleness_rules(config)
     if part.collects:
         build_inference = partial(
             _inference, context, config, services, wait=not host.exact, exact=host.exact
@@ -129,12 +139,13 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
         for index in range(config.rollout.workers):
             rollout = partial(
                 _rollout, context, config, services, inference, index,
-                needed=part.real_needed * turns, needed_alone=needed_alone(config, context), budget=budget, gamma=gamma,
+                admission=rules.admission(part.real_needed * turns),
+                admission_alone=rules.admission(needed_alone(config, context)), gamma=config.algorithm.gamma,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
     if part.imagines:
-        needed = part.imagined_decisions * turns
-        host.place_role("imagination", partial(_imagination, context, config, services, needed, budget))
+        ahead = rules.ahead(part.imagined_decisions * turns)
+        host.place_role("imagination", partial(_imagination, context, config, services, ahead))
     host.place_role("policy_learner", partial(_policy_learner, context, config, services, part))
     if part.trains_models:
         host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, services))
@@ -152,7 +163,9 @@ def _env(config: TrainConfig, slots: int) -> DecisionEnv:
 def _inference(context: Context, config: TrainConfig, services: Services, *, wait: bool, exact: bool) -> Any:
     from .inference import InferenceService
 
-    return InferenceService(context, config.inference, services.store, wait=wait, exact=exact)
+    # Who lets episodes go on under a new version asks nobody before it takes one.
+    running = None if config.sync.partial else services.real
+    return InferenceService(context, config.inference, services.store, running, wait=wait, exact=exact)
 
 
 def _rollout(
@@ -167,14 +180,12 @@ def _rollout(
     )  # fmt: skip
 
 
-def _imagination(
-    context: Context, config: TrainConfig, services: Services, needed: int, budget: float
-) -> Any:
+def _imagination(context: Context, config: TrainConfig, services: Services, admission: Admission) -> Any:
     from .imagination import Imagination
 
     return Imagination(
         context, config.imagination, services.real, services.imagined, services.store, services.store,
-        needed=needed, budget=budget,
+        admission=admission,
     )  # fmt: skip
 
 
@@ -186,7 +197,7 @@ def _policy_learner(context: Context, config: TrainConfig, services: Services, p
         imagined_decisions=part.imagined_decisions,
         retired_decisions=part.retired_decisions,
         turns_per_publish=config.sync.updates_per_publish,
-        bound=config.staleness.bound,
+        rules=staleness_rules(config),
         discount=config.algorithm.gamma**config.policy.replan,
         max_turns=config.run.stop.updates,
     )

@@ -17,7 +17,8 @@ from .context import POLICY, Context
 from .envs.base import Observation
 from .metrics import Averages
 from .role import State
-from .weights import Weights, load_arrays
+from .services import Running
+from .weights import Published, Weights, load_arrays, module_arrays
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,24 @@ class InferenceService:
     """A role: ``step`` forms and computes one batch. ``submit`` may be called from other threads while it computes."""
 
     def __init__(
-        self, context: Context, config: InferenceConfig, weights: Weights, *, wait: bool, exact: bool
+        self,
+        context: Context,
+        config: InferenceConfig,
+        weights: Weights,
+        running: Running | None,
+        *,
+        wait: bool,
+        exact: bool,
     ) -> None:
+        """``running``: tells of episodes that must end under the version of their start; None when none must."""
         import torch
 
         self.name = "inference"
         self._context = context
         self._config = config
         self._weights = weights
+        self._running = running
+        self._waiting: Published | None = None
         self._wait_s = config.max_wait_ms / 1e3 if wait else 0.0
         self._exact = exact
         self._policy = context.make_policy().eval()
@@ -140,10 +151,20 @@ class InferenceService:
             return taken
 
     def _refresh(self) -> None:
-        published = self._weights.fetch(POLICY, self._version)
-        if published is not None:
-            load_arrays(self._policy, published.arrays)
-            self._version = published.version
+        held = self._version if self._waiting is None else self._waiting.version
+        self._waiting = self._weights.fetch(POLICY, held) or self._waiting
+        if self._waiting is not None and self._may_swap():
+            load_arrays(self._policy, self._waiting.arrays)
+            self._version = self._waiting.version
+            self._waiting = None
+
+    def _may_swap(self) -> bool:
+        """Whether no episode runs that the present version may have decided in. Asked after a batch was formed: then
+        whoever asked in it still runs. Without any weights there is no choice.
+        """
+        if self._running is None or self._version < 0:
+            return True
+        return self._running.running_before(self._version + 1) == 0
 
     def _compute(self, observations: list[Observation]) -> list[Decisions]:
         import torch
@@ -162,16 +183,21 @@ class InferenceService:
         return [Decisions(t, p, v, self._version) for t, p, v in parts]
 
     def state(self) -> State:
-        """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store."""
+        """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store, unless
+        episodes must end under older ones.
+        """
+        held = {"version": self._version, "weights": module_arrays(self._policy)}
         with self._condition:
             if not self._exact:
                 return {
+                    "held": None if self._running is None else held,
                     "generator": self._generator.get_state(),
                     "next_ticket": 0,
                     "queue": [],
                     "answers": {},
                 }
             return {
+                "held": None if self._running is None else held,
                 "generator": self._generator.get_state(),
                 "next_ticket": self._next_ticket,
                 "queue": [
@@ -195,7 +221,7 @@ class InferenceService:
             }
 
     def load(self, state: State) -> None:
-        """Continue from ``state``; the weights are fetched again."""
+        """Continue from ``state``; the weights are fetched again, unless it has them."""
         with self._condition:
             self._generator.set_state(state["generator"])
             self._next_ticket = state["next_ticket"]
@@ -205,7 +231,11 @@ class InferenceService:
                 for q in state["queue"]
             )
             self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
+            self._waiting = None
             self._version = -1
+            if state["held"] is not None:
+                load_arrays(self._policy, state["held"]["weights"])
+                self._version = state["held"]["version"]
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes and times."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from buffers.samples import Admission
+
 from .context import Context
 from .episode import EpisodeBuilder
 from .inference import Decisions, InferenceClient
@@ -26,9 +28,8 @@ FIRST_TRAINING_SEED = 10_000_000
 class Rollout:
     """One worker with ``num_slots`` environment slots. Each ``step`` either asks for decisions or executes them.
 
-    ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N), ``needed_alone`` the
-    same while imagination is shut; ``budget`` the staleness budget; ``max_steps`` the real steps after which no episode
-    is started.
+    ``admission`` says what may be started, ``admission_alone`` the same while imagination is shut; ``max_steps`` are the
+    real steps after which no episode is started.
     """
 
     def __init__(
@@ -40,9 +41,8 @@ class Rollout:
         board: Board,
         *,
         index: int,
-        needed: int,
-        needed_alone: int,
-        budget: float,
+        admission: Admission,
+        admission_alone: Admission,
         gamma: float,
         max_steps: int | None,
     ) -> None:
@@ -52,8 +52,7 @@ class Rollout:
         self._buffer = buffer
         self._inference = inference
         self._board = board
-        self._needed = {True: needed, False: needed_alone}
-        self._budget = budget
+        self._admission = {True: admission, False: admission_alone}
         self._gamma = gamma
         self._max_steps = max_steps
         self._episodes: dict[int, EpisodeBuilder] = {}
@@ -88,12 +87,13 @@ class Rollout:
         idle = [slot for slot in range(self._env.num_slots) if slot not in self._episodes]
         if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):
             return False
-        needed = self._needed[bool(self._board.read().get("imagination/open", True))]
-        samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget)
+        admission = self._admission[bool(self._board.read().get("imagination/open", True))]
+        samples = self._buffer.admit(len(idle), admission)
         if not samples:
             return False
         slots = np.array(idle[: len(samples)], np.int64)
-        seeds = np.array([self._episode_seed(s.sample_id) for s in samples], np.int64)
+        # Episodes of a group have the same start, so the group's number seeds them.
+        seeds = np.array([self._episode_seed(s.group) for s in samples], np.int64)
         began = time.monotonic()
         first = self._env.reset(slots, seeds)
         self._averages.add({"time/env/reset_s": time.monotonic() - began})
@@ -106,8 +106,8 @@ class Rollout:
         self._join(slots, first)
         return True
 
-    def _episode_seed(self, sample_id: int) -> int:
-        return FIRST_TRAINING_SEED * (1 + self._context.seed) + sample_id
+    def _episode_seed(self, group: int) -> int:
+        return FIRST_TRAINING_SEED * (1 + self._context.seed) + group
 
     def _join(self, slots: NDArray[np.int64], first: Observation) -> None:
         from .inference import concatenate

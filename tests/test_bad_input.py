@@ -96,6 +96,10 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "buffer": (["real", "buffers.real.max_bytes=60000"], "give at least"),
     "imagined buffer": (["imagined", "buffers.imagined.max_bytes=60000"], "give at least"),
     "memory": (["real", "buffers.real.max_bytes=100000000000000"], "the machine has"),
+    "store": (["real", "sync.store_size=100", "staleness.budget=0.5"], "give at most 48"),
+    "waiting for ever": (["real", "staleness.on_violation=wait", "staleness.bound=0"], "set staleness.bound to 1"),
+    "on-policy share of nothing": (["imagined", "staleness.on_policy_min_ratio=0.1"], "no real decision"),
+    "verl's partial": (["real", "async_training.partial_rollout=true"], "use sync.partial"),
     "held out": (["imagined", "buffers.real.held_out=0", "evaluation.quality_every=5"], "buffers.real.held_out"),
     "gate unmeasured": (["imagined", "imagination.gate.enabled=true"], "evaluation.quality_every"),
     "policy of another camera": (
