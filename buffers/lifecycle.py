@@ -14,10 +14,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import takewhile
 from typing import Any
 
-from buffers.samples import LOST, TRANSITIONS, UNFINISHED, Admission, Admitted, Sample, SampleState, Stock
+from buffers.census import Census
+from buffers.samples import LOST, TRANSITIONS, UNFINISHED, Admission, Admitted, Sample, SampleState
 from configs.errors import ReplayError
 
 S = SampleState
@@ -26,7 +26,7 @@ RECENT_SHARE = 0.05
 """Weight of the newest sample in the mean length: about the last twenty count."""
 
 
-class Lifecycle:
+class Lifecycle(Census):
     """The table. Misuse (unknown sample, forbidden move) raises ReplayError and changes nothing."""
 
     def __init__(self, reuse_limit: int, longest: int) -> None:
@@ -34,15 +34,12 @@ class Lifecycle:
         assert reuse_limit >= 1
         assert longest >= 1
         self.reuse_limit = reuse_limit
+        super().__init__(longest)
         self._longest = longest
-        self._mean_length = float(longest)
         self._measured = False
         self._version: int | None = None
         self._limit = 0
-        self._samples: dict[int, Sample] = {}
         self._leases: dict[int, tuple[int, list[int]]] = {}
-        self._ended: Counter[SampleState] = Counter()
-        self._ended_uses = 0
         self._next_id = 0
         self._next_lease = 0
 
@@ -195,63 +192,9 @@ class Lifecycle:
         sample.charge -= decisions
         sample.version = version
 
-    def state_of(self, sample_id: int) -> SampleState | None:
-        """None when the sample ended and was folded, or never existed."""
-        sample = self._samples.get(sample_id)
-        return None if sample is None else sample.state
-
-    def group_of(self, sample_id: int) -> int:
-        """The group of a sample in the table."""
-        return self._known(sample_id).group
-
-    def uses(self, sample_id: int) -> int:
-        """Commits of a sample in the table."""
-        return self._known(sample_id).uses
-
-    def buffered_ids(self, *, ordered: bool = False) -> list[int]:
-        """Samples that can be leased, first admitted first: no group of which a sample is unfinished, and with
-        ``ordered`` none behind an unfinished one.
-        """
-        samples = list(self._samples.values())
-        if ordered:
-            samples = list(takewhile(lambda sample: sample.state not in UNFINISHED, samples))
-        unfinished = {s.group for s in self._samples.values() if s.state in UNFINISHED}
-        return [s.id for s in samples if s.state is S.BUFFERED and s.group not in unfinished]
-
-    def running_before(self, version: int) -> int:
-        """Running samples that were started under an earlier version than ``version``."""
-        return sum(s.state is S.RUNNING and s.version < version for s in self._samples.values())
-
-    def oldest(self) -> int | None:
-        """Oldest version of a decision that may still be trained on; None when there is none."""
-        alive = (S.RUNNING, S.BUFFERED, S.LEASED)
-        return min((s.version for s in self._samples.values() if s.state in alive), default=None)
-
     def leased_ids(self) -> set[int]:
         """Samples in any lease."""
         return {i for _, ids in self._leases.values() for i in ids}
-
-    def stock(self) -> Stock:
-        """Decisions by who may use them."""
-        samples = self._samples.values()
-        return Stock(
-            available=sum(s.decisions for s in samples if s.state is S.BUFFERED),
-            leased=sum(s.decisions for s in samples if s.state is S.LEASED),
-            running=sum(s.state in UNFINISHED for s in samples),
-            mean_length=self._mean_length,
-        )
-
-    def counts(self) -> dict[str, int]:
-        """Samples by state, ended ones included."""
-        counts = Counter(sample.state for sample in self._samples.values()) + self._ended
-        return {state.value: counts[state] for state in SampleState}
-
-    def uses_per_sample(self) -> float:
-        """Mean commits of the samples that were ever buffered; 0 when there was none."""
-        stored = [sample for sample in self._samples.values() if sample.state not in UNFINISHED]
-        total = len(stored) + self._ended[S.CONSUMED] + self._ended[S.EXPIRED]
-        uses = sum(sample.uses for sample in stored) + self._ended_uses
-        return uses / total if total else 0.0
 
     def state(self) -> dict[str, Any]:
         """JSON types. Leases do not outlive their learner: leased samples are written as buffered."""
@@ -295,10 +238,6 @@ class Lifecycle:
             sample.group = samples[0].id
         return samples
 
-    def _held(self, unfinished: float) -> float:
-        """Decisions of the budget that are filled, an unfinished sample taken for ``unfinished`` of them."""
-        return sum(unfinished if s.state in UNFINISHED else s.charge for s in self._samples.values())
-
     def _move(self, ids: Iterable[int], to: SampleState) -> list[Sample]:
         samples = [self._known(i) for i in dict.fromkeys(ids)]
         for sample in samples:
@@ -316,15 +255,6 @@ class Lifecycle:
                 where="lifecycle",
                 remedy="drop what refers to it",
             )
-
-    def _known(self, sample_id: int) -> Sample:
-        if sample_id not in self._samples:
-            raise ReplayError(
-                f"sample {sample_id} has ended or never existed",
-                where="lifecycle",
-                remedy="drop what refers to it",
-            )
-        return self._samples[sample_id]
 
     def _take_lease(self, lease_id: int) -> tuple[int, list[int]]:
         if lease_id not in self._leases:

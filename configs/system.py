@@ -85,6 +85,9 @@ class RolloutConfig:
     """Environment slots per worker."""
     group: PositiveInt = 1
     """Episodes of the same task and start that are trained together."""
+    segment: PositiveInt | None = None
+    """Decisions after which a running episode is cut: what it has so far is a sample of its own, which trains at once, with
+    the critic's value of the observation at the cut. None trains whole episodes."""
 
 
 @component

@@ -176,7 +176,7 @@ def _rollout(
     env = _env(config, config.rollout.envs)
     return Rollout(
         context, env, services.real, inference, services.store, index=index,
-        max_steps=config.run.stop.real_steps, **pacing,
+        max_steps=config.run.stop.real_steps, segment=config.rollout.segment, **pacing,
     )  # fmt: skip
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,13 @@ from configs.system import InferenceConfig
 from .context import POLICY, Context
 from .envs.base import Observation
 from .metrics import Averages
+from .noise import keyed_exponentials
 from .role import State
 from .services import Running
 from .weights import Published, Weights, load_arrays, module_arrays
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,9 @@ class InferenceService:
         joined = concatenate(observations)
         tensors = self._context.tensors(joined)
         with torch.inference_mode():
-            tokens, log_probs, values = self._policy.act(tensors, greedy=False, generator=self._generator)
+            tokens, log_probs, values = self._policy.act(
+                tensors, greedy=False, generator=self._generator, noise=self._noise(joined.keys)
+            )
         arrays = (
             tokens.cpu().numpy().astype(np.int16),
             log_probs.float().cpu().numpy(),
@@ -181,6 +188,17 @@ class InferenceService:
         borders = np.cumsum([len(o.instructions) for o in observations])[:-1]
         parts = zip(*(np.split(array, borders) for array in arrays), strict=True)
         return [Decisions(t, p, v, self._version) for t, p, v in parts]
+
+    def _noise(self, keys: NDArray[np.int64] | None) -> torch.Tensor | None:
+        """``[n, K, D, bins]``; None where the generator must do: a request without keys is told by nothing else."""
+        import torch
+
+        if keys is None:
+            return None
+        spec = self._context.record_spec
+        shape = (spec.chunk, spec.action_dim, spec.bins)
+        drawn = keyed_exponentials(self._context.seed + 101, keys, math.prod(shape))
+        return torch.from_numpy(drawn.reshape(-1, *shape))
 
     def state(self) -> State:
         """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store, unless
@@ -206,6 +224,7 @@ class InferenceService:
                         "images": dict(r.observation.images),
                         "proprio": r.observation.proprio,
                         "instructions": list(r.observation.instructions),
+                        "keys": r.observation.keys,
                     }
                     for r in self._queue
                 ],
@@ -227,7 +246,9 @@ class InferenceService:
             self._next_ticket = state["next_ticket"]
             now = time.monotonic()
             self._queue = deque(
-                _Request(q["ticket"], Observation(q["images"], q["proprio"], q["instructions"]), now)
+                _Request(
+                    q["ticket"], Observation(q["images"], q["proprio"], q["instructions"], q["keys"]), now
+                )
                 for q in state["queue"]
             )
             self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
@@ -253,4 +274,11 @@ def concatenate(observations: list[Observation]) -> Observation:
         {name: np.concatenate([o.images[name] for o in observations]) for name in observations[0].images},
         np.concatenate([o.proprio for o in observations]),
         [text for o in observations for text in o.instructions],
+        join_keys(observations),
     )
+
+
+def join_keys(observations: list[Observation]) -> NDArray[np.int64] | None:
+    """All keys below each other, or none where one has none."""
+    keys = [o.keys for o in observations if o.keys is not None]
+    return np.concatenate(keys) if len(keys) == len(observations) else None

@@ -37,6 +37,7 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
     if part.imagines:
         _check_mix(config, part)
     _check_staleness(config, part)
+    _check_segments(config)
     turn, store = part.real_decisions or part.retired_decisions, staleness_rules(config).store
     _check_capacity(config.buffers.real, "real", math.ceil(turn * store), context)
     _check_capacity(config.buffers.imagined, "imagined", math.ceil(part.imagined_decisions * store), context)
@@ -115,6 +116,25 @@ def _check_staleness(config: TrainConfig, part: Shares) -> None:
             f"the policy trains on no real decision in the mode {config.mode}", where="staleness.on_policy_min_ratio",
             remedy="set it to 0, or use the mode real or real+imagined",
         )  # fmt: skip
+
+
+def _check_segments(config: TrainConfig) -> None:
+    """Segments of one episode are samples of their own, wherever and whenever the episode goes on."""
+    others = {
+        "mode": (config.mode != "real", "the models learn outcomes, which a segment does not know"),
+        "rollout.group": (config.rollout.group > 1, "groups are of whole episodes"),
+        "sync.ordered": (
+            config.sync.ordered,
+            "which segment is started next depends on which episode is faster",
+        ),
+    }
+    for key, (clashes, reason) in others.items():
+        if config.rollout.segment is not None and clashes:
+            raise ConfigError(
+                f"{reason}",
+                where=f"rollout.segment with {key}",
+                remedy=f"drop rollout.segment, or change {key}",
+            )
 
 
 def _check_capacity(buffer: BufferConfig, name: str, decisions: int, context: Context) -> None:

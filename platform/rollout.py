@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from buffers.samples import Admission
+from buffers.samples import Admission, Admitted
 
 from .context import Context
 from .episode import EpisodeBuilder
@@ -45,6 +46,7 @@ class Rollout:
         admission_alone: Admission,
         gamma: float,
         max_steps: int | None,
+        segment: int | None = None,
     ) -> None:
         self.name = f"rollout_{index}"
         self._context = context
@@ -55,6 +57,7 @@ class Rollout:
         self._admission = {True: admission, False: admission_alone}
         self._gamma = gamma
         self._max_steps = max_steps
+        self._segment = segment
         self._episodes: dict[int, EpisodeBuilder] = {}
         self._observation: Observation | None = None
         self._slots: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -75,23 +78,32 @@ class Rollout:
             self._execute(decisions)
             return True
         started = self._start_episodes()
-        if not self._episodes:
+        if not self._slots.size:
             return started
-        observation = self._observation
-        assert observation is not None
-        self._ticket = self._inference.submit(observation)
+        assert self._observation is not None
+        keys = np.array([self._episodes[int(slot)].key for slot in self._slots], np.int64)
+        self._ticket = self._inference.submit(replace(self._observation, keys=keys))
         self._waiting_since = time.monotonic()
         return True
 
     def _start_episodes(self) -> bool:
+        cut = [slot for slot, builder in self._episodes.items() if builder.sample_id < 0]
         idle = [slot for slot in range(self._env.num_slots) if slot not in self._episodes]
-        if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):
+        if self._max_steps is not None and self.real_steps >= self._max_steps:
+            idle = []
+        if not idle and not cut:
             return False
         admission = self._admission[bool(self._board.read().get("imagination/open", True))]
-        samples = self._buffer.admit(len(idle), admission)
-        if not samples:
-            return False
-        slots = np.array(idle[: len(samples)], np.int64)
+        samples = self._buffer.admit(len(cut) + len(idle), admission)
+        for slot, sample in zip(cut, samples, strict=False):
+            self._join(np.array([slot]), self._episodes[slot].go_on(sample))
+        fresh = samples[len(cut) :]
+        if fresh:
+            self._reset(idle[: len(fresh)], fresh)
+        return bool(samples)
+
+    def _reset(self, idle: list[int], samples: list[Admitted]) -> None:
+        slots = np.array(idle, np.int64)
         # Episodes of a group have the same start, so the group's number seeds them.
         seeds = np.array([self._episode_seed(s.group) for s in samples], np.int64)
         began = time.monotonic()
@@ -104,7 +116,6 @@ class Rollout:
             builder.see(first, row)
             self._episodes[int(slot)] = builder
         self._join(slots, first)
-        return True
 
     def _episode_seed(self, group: int) -> int:
         return FIRST_TRAINING_SEED * (1 + self._context.seed) + group
@@ -141,11 +152,23 @@ class Rollout:
                 success=bool(result.success[row]),
             )
             self._buffer.append(record, sample_id=builder.sample_id)
-            self._outcomes.append((record.success, float(record.rewards.sum()), record.env_steps))
-        going = np.flatnonzero(~ended)
+            returned = builder.past_return + float(record.rewards.sum())
+            self._outcomes.append((record.success, returned, builder.past_steps + record.env_steps))
+        going = np.array(
+            [row for row in np.flatnonzero(~ended) if not self._cut(int(self._slots[row]))], np.int64
+        )
         self._slots = self._slots[going]
         self._observation = result.observation.take(going)
         self._board.put({f"real_steps/{self.name}": self.real_steps})
+
+    def _cut(self, slot: int) -> bool:
+        """Whether the episode was long enough to be cut; then it waits for a sample to go on in."""
+        builder = self._episodes[slot]
+        if self._segment is None or len(builder.tokens) < self._segment:
+            return False
+        sample_id = builder.sample_id
+        self._buffer.append(builder.cut(), sample_id=sample_id)
+        return True
 
     def state(self) -> State:
         """Episodes under way and the environment, when it can say; else they are started again (attempt + 1)."""
@@ -154,7 +177,11 @@ class Rollout:
         ticket = self._ticket if isinstance(self._ticket, int) else None
         shared: State = {"real_steps": self.real_steps, "ticket": ticket}
         if env_state is None or self._observation is None:
-            return {**shared, "env": None, "running": [b.sample_id for b in self._episodes.values()]}
+            return {
+                **shared,
+                "env": None,
+                "running": [b.sample_id for b in self._episodes.values() if b.sample_id >= 0],
+            }
         return {
             **shared,
             "env": env_state,

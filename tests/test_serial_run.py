@@ -210,6 +210,39 @@ def test_groups_start_alike_and_are_trained_together(tmp_path: Path) -> None:
         assert len(uses) == 1, "a group is consumed together"
 
 
+def test_segments_of_an_episode_follow_each_other_and_train_before_it_ends(tmp_path: Path) -> None:
+    from platform.metrics import read_rows
+
+    paced = ("real", "rollout.segment=5", "env.max_episode_steps=48", "run.log_every_s=0.001")
+    states = run(tmp_path / "a", *paced, "run.stop.updates=8")
+    run(tmp_path / "b", *paced, "run.stop.updates=3")
+    resumed = run(tmp_path / "b", *paced, "run.stop.updates=8", resume=True)
+    for name in ("b_real", "rollout_0", "policy_learner"):
+        assert_equal(states[name], resumed[name], name)
+    shelf, row = states["b_real"]["shelf"], 0
+    frames = shelf["columns"]["proprio"]
+    ends: dict[int, Any] = {}
+    lengths: dict[int, list[int]] = {}
+    for item in shelf["items"]:
+        facts = item["facts"]
+        episode = facts["episode_id"]
+        assert facts["is_first"] == (episode == item["id"])
+        if not facts["is_first"]:
+            assert np.array_equal(frames[row], ends[episode]), "it goes on where it was cut"
+        assert facts["is_last"] == (facts["terminated"] or facts["truncated"])
+        row += item["length"] + 1
+        ends[episode] = frames[row - 1]
+        lengths.setdefault(episode, []).append(item["length"])
+    assert [5, 5, 2] in lengths.values(), "twelve decisions in segments of five"
+    assert all(length == 5 for parts in lengths.values() for length in parts[:-1])
+    rows = read_rows(tmp_path / "a" / "metrics.jsonl")
+    assert max(row["env/length"] for row in rows if "env/length" in row) > 5 * 4, (
+        "env steps of whole episodes"
+    )
+    first = next(row for row in rows if row.get("policy/turns", 0) >= 1)
+    assert first["real_steps"] < 8 * 48, "it trained before any episode could end"
+
+
 def test_versions_start_at_zero_and_count_publishes(tmp_path: Path) -> None:
     states = run(tmp_path / "run", "real", "run.stop.updates=4", "sync.updates_per_publish=2")
     assert states["policy_learner"]["version"] == 2

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffers.lending import Candidate, choose
@@ -156,6 +156,7 @@ CANDIDATES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(CANDIDATES, st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_a_choice_keeps_its_promises(offered: list[Candidate], decisions: int, share: float) -> None:
     offered = [Candidate(i, c.decisions, c.on_policy, c.group) for i, c in enumerate(offered)]
@@ -186,6 +187,7 @@ def test_spans_by_hand() -> None:
     }
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8).map(sorted), min_size=1, max_size=9))
 def test_the_partial_ratio_is_a_ratio(versions: list[list[int]]) -> None:
     from platform.staleness import spans
