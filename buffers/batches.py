@@ -5,12 +5,13 @@ Shape letters: B samples, L history frames, S steps (decisions), K actions per c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from buffers.records import Images, RecordBatch
+from buffers.samples import Traffic
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Lease:
     ids: list[int]
     batch: RecordBatch
     """In the order of ``ids``."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Since the lease before."""
 
 
 @dataclass

@@ -76,9 +76,9 @@ def gather_outcomes(store: RowStore, items: Mapping[int, Item], rows: Rows, succ
 
 
 def gather_records(store: RowStore, items: Sequence[Item]) -> RecordBatch:
-    """Whole records, padded with zeros to the longest."""
-    start = np.array([item.start for item in items], np.int64)
-    lengths = np.array([item.length for item in items], np.int64)
+    """Records without what was cut off, padded with zeros to the longest."""
+    start = np.array([item.start + item.cut for item in items], np.int64)
+    lengths = np.array([item.length - item.cut for item in items], np.int64)
     facts = [item.facts for item in items]
     longest = int(lengths.max())
     columns: dict[str, NDArray[Any]] = {}

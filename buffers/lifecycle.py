@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from buffers.samples import LOST, TRANSITIONS, UNFINISHED, Admitted, Sample, SampleState, Stock
+from buffers.census import Census
+from buffers.samples import LOST, TRANSITIONS, UNFINISHED, Admission, Admitted, Sample, SampleState
 from configs.errors import ReplayError
 
 S = SampleState
@@ -25,7 +26,7 @@ RECENT_SHARE = 0.05
 """Weight of the newest sample in the mean length: about the last twenty count."""
 
 
-class Lifecycle:
+class Lifecycle(Census):
     """The table. Misuse (unknown sample, forbidden move) raises ReplayError and changes nothing."""
 
     def __init__(self, reuse_limit: int, longest: int) -> None:
@@ -33,50 +34,73 @@ class Lifecycle:
         assert reuse_limit >= 1
         assert longest >= 1
         self.reuse_limit = reuse_limit
-        self._mean_length = float(longest)
+        super().__init__(longest)
+        self._longest = longest
         self._measured = False
         self._version: int | None = None
-        self._samples: dict[int, Sample] = {}
+        self._limit = 0
         self._leases: dict[int, tuple[int, list[int]]] = {}
-        self._ended: Counter[SampleState] = Counter()
-        self._ended_uses = 0
         self._next_id = 0
         self._next_lease = 0
 
     def advance(self, version: int) -> None:
-        """The learner published ``version``: what it consumed before no longer fills places.
+        """A new budget begins under ``version``: what was consumed before no longer fills places.
 
-        Once this was called, consumed samples keep their places until the next call, so that no more than its budget is
-        started under one version; without it a place is free as soon as its sample is consumed.
+        The same version once more gives another budget under it (publishing waits, training goes on). Once this was
+        called, consumed samples keep their places until the next call, so that no more than its budget is started under
+        one version; without it a place is free as soon as its sample is consumed.
         """
-        if self._version is None or version > self._version:
+        if self._version is None or version >= self._version:
             self._version = version
             for sample in [s for s in self._samples.values() if s.state is S.CONSUMED]:
                 self._fold(sample)
 
-    def room(self, *, needed: int, budget: float) -> int:
-        """Samples that may be started now; ``needed`` decisions make one version (design: N).
+    def room(self, admission: Admission) -> int:
+        """Samples that may be started now.
 
-        ``floor((1 + budget) * needed)`` decisions may be started per version, less those carried over. Unfinished samples
-        count with the mean length, and the last sample that fits at all is admitted whole. Failed and expired samples
-        give their places back: nobody will train on them. So whenever nothing is under way and the rest of the version's
-        ``needed`` decisions cannot be leased, there is room.
+        ``admission.limit`` decisions may be started per version, less those carried over. Unfinished samples count with
+        the mean length (ordered: the longest), and the last sample that fits at all is admitted whole, with its group.
+        Failed and expired samples give their places back: nobody will train on them. So whenever nothing is under way
+        and the rest of the version's decisions cannot be leased, there is room.
         """
-        # The small terms keep (1 + 0.15) * 100 from becoming 114, and 3.0000001 samples from becoming 4.
-        limit = math.floor((1 + budget) * needed + 1e-9)
-        held = sum(
-            self._mean_length if sample.state in UNFINISHED else sample.charge
-            for sample in self._samples.values()
-        )
-        return max(0, math.ceil((limit - held) / self._mean_length - 1e-9))
+        length = float(self._longest) if admission.ordered else self._mean_length
+        # The small term keeps 3.0000001 samples from becoming 4.
+        samples = max(0, math.ceil((admission.limit - self._held(length)) / length - 1e-9))
+        return -(-samples // admission.group) * admission.group
 
-    def admit(self, wanted: int, *, needed: int, budget: float) -> list[Admitted]:
-        """At most ``wanted`` samples, now running: first those that wait to be started again, then new ones in ``room``."""
-        waiting = [s for s in self._samples.values() if s.state is S.ADMITTED][:wanted]
-        fresh = min(wanted - len(waiting), self.room(needed=needed, budget=budget))
-        samples = waiting + [self._new(S.ADMITTED) for _ in range(fresh)]
+    def admit(self, wanted: int, admission: Admission) -> list[Admitted]:
+        """At most ``wanted`` samples, now running: first those that wait to be started (again), then new ones in ``room``.
+
+        Of a new group that does not fit into ``wanted`` the rest waits for whoever asks next.
+        """
+        self._limit = admission.limit
+        if admission.drain and self.running_before(self._version or 0):
+            return []
+        waiting = [s for s in self._samples.values() if s.state is S.ADMITTED]
+        fresh = min(wanted - len(waiting), self.room(admission))
+        for _ in range(-(-max(0, fresh) // admission.group)):
+            waiting += self._new_group(admission.group)
+        samples = waiting[:wanted]
         self._move([sample.id for sample in samples], S.RUNNING)
-        return [Admitted(sample.id, sample.attempt) for sample in samples]
+        for sample in samples:
+            sample.version = self._version or 0
+        return [Admitted(sample.id, sample.attempt, sample.group) for sample in samples]
+
+    def surplus(self, ids: Iterable[int], decisions: int) -> list[int]:
+        """The first of the buffered ``ids`` that must leave before ``decisions`` more can be started; none while
+        something is under way, may be started anyway, or never was.
+        """
+        free = self._limit - self._held(self._mean_length)
+        under_way = any(sample.state in UNFINISHED for sample in self._samples.values())
+        if self._limit == 0 or free > 0 or under_way:
+            return []
+        leaving = []
+        for key in ids:
+            if free >= decisions:
+                break
+            leaving.append(key)
+            free += self._samples[key].charge
+        return leaving
 
     def fail(self, ids: Iterable[int]) -> None:
         """Admitted or running samples end without a record."""
@@ -100,14 +124,17 @@ class Lifecycle:
                 remedy="drop the record",
             )
 
-    def store(self, sample_id: int | None, decisions: int) -> int:
-        """A running sample (or, with None, a new one that was never admitted) is buffered; its id."""
+    def store(self, sample_id: int | None, decisions: int, *, version: int = 0) -> int:
+        """A running sample (or, with None, a new one that was never admitted) is buffered; its id. ``version`` made its
+        first decision.
+        """
         if sample_id is None:
             sample = self._new(S.BUFFERED)
         else:
             (sample,) = self._move([sample_id], S.BUFFERED)
         sample.decisions = decisions
         sample.charge = float(decisions)
+        sample.version = version
         share = RECENT_SHARE if self._measured else 1.0
         self._mean_length += share * (decisions - self._mean_length)
         self._measured = True
@@ -147,48 +174,27 @@ class Lifecycle:
         """The learner did not train on them: no use."""
         self._move(self._take_lease(lease_id)[1], S.BUFFERED)
 
-    def expire(self, ids: Iterable[int]) -> None:
-        """Buffered samples end unused (or partly used): too old, or evicted."""
-        self._move(ids, S.EXPIRED)
+    def expire(self, ids: Iterable[int]) -> list[int]:
+        """Buffered samples end unused (or partly used): too old, or evicted. With them go the buffered samples of their
+        groups; the ids of all.
+        """
+        asked = list(ids)
+        groups = {self._known(i).group for i in asked}
+        mates = [s.id for s in self._samples.values() if s.group in groups and s.state is S.BUFFERED]
+        return [sample.id for sample in self._move([*asked, *mates], S.EXPIRED)]
 
-    def state_of(self, sample_id: int) -> SampleState | None:
-        """None when the sample ended and was folded, or never existed."""
-        sample = self._samples.get(sample_id)
-        return None if sample is None else sample.state
-
-    def uses(self, sample_id: int) -> int:
-        """Commits of a sample in the table."""
-        return self._known(sample_id).uses
-
-    def buffered_ids(self) -> list[int]:
-        """Samples that can be leased, first admitted first."""
-        return [sample.id for sample in self._samples.values() if sample.state is S.BUFFERED]
+    def cut(self, sample_id: int, decisions: int, *, version: int) -> None:
+        """The first ``decisions`` of a buffered sample count no longer; ``version`` made the first that is left."""
+        sample = self._known(sample_id)
+        assert sample.state is S.BUFFERED
+        assert 0 < decisions < sample.decisions
+        sample.decisions -= decisions
+        sample.charge -= decisions
+        sample.version = version
 
     def leased_ids(self) -> set[int]:
         """Samples in any lease."""
         return {i for _, ids in self._leases.values() for i in ids}
-
-    def stock(self) -> Stock:
-        """Decisions by who may use them."""
-        samples = self._samples.values()
-        return Stock(
-            available=sum(s.decisions for s in samples if s.state is S.BUFFERED),
-            leased=sum(s.decisions for s in samples if s.state is S.LEASED),
-            running=sum(s.state in UNFINISHED for s in samples),
-            mean_length=self._mean_length,
-        )
-
-    def counts(self) -> dict[str, int]:
-        """Samples by state, ended ones included."""
-        counts = Counter(sample.state for sample in self._samples.values()) + self._ended
-        return {state.value: counts[state] for state in SampleState}
-
-    def uses_per_sample(self) -> float:
-        """Mean commits of the samples that were ever buffered; 0 when there was none."""
-        stored = [sample for sample in self._samples.values() if sample.state not in UNFINISHED]
-        total = len(stored) + self._ended[S.CONSUMED] + self._ended[S.EXPIRED]
-        uses = sum(sample.uses for sample in stored) + self._ended_uses
-        return uses / total if total else 0.0
 
     def state(self) -> dict[str, Any]:
         """JSON types. Leases do not outlive their learner: leased samples are written as buffered."""
@@ -197,6 +203,7 @@ class Lifecycle:
             sample["state"] = str(S.BUFFERED if sample["state"] is S.LEASED else sample["state"])
         return {
             "version": self._version,
+            "limit": self._limit,
             "mean_length": self._mean_length,
             "measured": self._measured,
             "next_id": self._next_id,
@@ -209,6 +216,7 @@ class Lifecycle:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``. Call ``reissue`` unless the collectors continue their running samples."""
         self._version = state["version"]
+        self._limit = state["limit"]
         self._mean_length = state["mean_length"]
         self._measured = state["measured"]
         self._next_id = state["next_id"]
@@ -220,9 +228,15 @@ class Lifecycle:
         self._leases = {}
 
     def _new(self, state: SampleState) -> Sample:
-        sample = Sample(self.reserve_id(), state)
-        self._samples[sample.id] = sample
-        return sample
+        key = self.reserve_id()
+        self._samples[key] = Sample(key, state, group=key)
+        return self._samples[key]
+
+    def _new_group(self, size: int) -> list[Sample]:
+        samples = [self._new(S.ADMITTED) for _ in range(size)]
+        for sample in samples:
+            sample.group = samples[0].id
+        return samples
 
     def _move(self, ids: Iterable[int], to: SampleState) -> list[Sample]:
         samples = [self._known(i) for i in dict.fromkeys(ids)]
@@ -241,15 +255,6 @@ class Lifecycle:
                 where="lifecycle",
                 remedy="drop what refers to it",
             )
-
-    def _known(self, sample_id: int) -> Sample:
-        if sample_id not in self._samples:
-            raise ReplayError(
-                f"sample {sample_id} has ended or never existed",
-                where="lifecycle",
-                remedy="drop what refers to it",
-            )
-        return self._samples[sample_id]
 
     def _take_lease(self, lease_id: int) -> tuple[int, list[int]]:
         if lease_id not in self._leases:

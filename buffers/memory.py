@@ -7,8 +7,10 @@ Arguments and results are plain dataclasses and arrays: the buffer works the sam
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,11 @@ import numpy as np
 from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
 from buffers.gather import gather_outcomes, gather_records, gather_starts, gather_windows
 from buffers.index import SPLITS, Kind, Split, is_held_out
+from buffers.lending import candidates, choose, expire_stale, make_room
 from buffers.lifecycle import Lifecycle
 from buffers.records import Record, RecordSpec
-from buffers.samples import Admitted, SampleState, Stock
-from buffers.shelf import Item, Shelf, bytes_per_row
+from buffers.samples import Admission, Admitted, Gate, SampleState, Stock, Traffic
+from buffers.shelf import Shelf, bytes_per_row
 from configs.errors import ConfigError, DataError, ReplayError
 from configs.system import BufferConfig
 
@@ -51,17 +54,28 @@ class MemoryBuffer:
         self._shelf = Shelf(spec, capacity)
         self._lifecycle = Lifecycle(config.reuse_limit, spec.max_decisions)
         self._generator = np.random.default_rng(seed)
+        self._traffic = Traffic()
         self._lock = threading.RLock()
 
-    def admit(self, wanted: int, *, needed: int, budget: float) -> list[Admitted]:
+    def admit(self, wanted: int, admission: Admission) -> list[Admitted]:
         """At most ``wanted`` samples that a collector may start: as many as admission allows (see ``Lifecycle.room``)."""
         with self._lock:
-            return self._lifecycle.admit(wanted, needed=needed, budget=budget)
+            return self._lifecycle.admit(wanted, admission)
 
-    def room(self, *, needed: int, budget: float) -> int:
+    def room(self, admission: Admission) -> int:
         """Samples that admission would allow now; samples stored without being admitted fill places too."""
         with self._lock:
-            return self._lifecycle.room(needed=needed, budget=budget)
+            return self._lifecycle.room(admission)
+
+    def running_before(self, version: int) -> int:
+        """Running samples that were started under an earlier version."""
+        with self._lock:
+            return self._lifecycle.running_before(version)
+
+    def oldest_version(self) -> int | None:
+        """Oldest version of a decision that runs, waits or is lent; None when there is none."""
+        with self._lock:
+            return self._lifecycle.oldest()
 
     def advance(self, version: int) -> None:
         """The policy learner published ``version``: a new budget begins (see ``Lifecycle.advance``)."""
@@ -77,13 +91,6 @@ class MemoryBuffer:
         """Running samples (all by default) are admitted again, to collectors that come next, with attempt + 1."""
         with self._lock:
             self._lifecycle.reissue(sample_ids)
-
-    def expire(self, min_version: int) -> int:
-        """Samples whose newest decision is older than ``min_version`` are never leased any more; how many now."""
-        with self._lock:
-            old = [item.id for item in self._leasable() if item.newest_version < min_version]
-            self._lifecycle.expire(old)
-            return len(old)
 
     def append(self, record: Record, sample_id: int | None = None) -> int:
         """Store a copy; its id (``sample_id`` if given: that sample must be running, in the record's attempt).
@@ -118,46 +125,36 @@ class MemoryBuffer:
                 self._shelf.remove(victim)
                 if self._lifecycle.state_of(victim) is SampleState.BUFFERED:
                     self._lifecycle.expire([victim])
-            key = (
-                self._lifecycle.reserve_id()
-                if demonstration
-                else self._lifecycle.store(sample_id, record.length)
-            )
+            if demonstration:
+                key = self._lifecycle.reserve_id()
+            else:
+                key = self._lifecycle.store(sample_id, record.length, version=int(record.version[0]))
+                self._traffic.completed += 1
+                self._traffic.completed_decisions += record.length
             self._shelf.put(key, start, record, split)
         return key
 
-    def lease(
-        self,
-        decisions: int,
-        *,
-        prefer_recent: bool = False,
-        min_version: int | None = None,
-    ) -> Lease | None:
-        """Lend records with at least ``decisions`` decisions together, or None when there are too few.
+    def lease(self, decisions: int, *, prefer_recent: bool = False, gate: Gate | None = None) -> Lease | None:
+        """Lend samples with at least ``decisions`` decisions together, or None when there are too few.
 
         The least used come first, and the first admitted among those, so that nothing starves; ``prefer_recent``
-        takes the last admitted among those. ``min_version`` expires older samples before (see ``expire``).
+        takes the last admitted among those. ``gate`` says how old they may be (see ``Gate``).
         """
         assert decisions > 0
         with self._lock:
-            if min_version is not None:
-                self.expire(min_version)
-            candidates = self._leasable()
-            if prefer_recent:
-                candidates.reverse()
-            candidates.sort(key=lambda item: self._lifecycle.uses(item.id))
-            chosen: list[Item] = []
-            total = 0
-            for item in candidates:
-                if total >= decisions:
-                    break
-                chosen.append(item)
-                total += item.length
-            if total < decisions:
+            gate = gate or Gate(oldest=0)
+            self._traffic.dropped += expire_stale(self._shelf, self._lifecycle, gate)
+            offered = candidates(self._shelf, self._lifecycle, gate, prefer_recent=prefer_recent)
+            if sum(candidate.decisions for candidate in offered) < gate.store:
                 return None
-            ids = [item.id for item in chosen]
-            batch = gather_records(self._shelf.rows, chosen)
-            return Lease(self._lifecycle.lease(ids, asked=decisions), ids, batch)
+            ids = choose(offered, decisions, gate.on_policy)
+            if ids is None:
+                missing = math.ceil(gate.on_policy * decisions)
+                self._traffic.dropped += make_room(self._shelf, self._lifecycle, offered, missing)
+                return None
+            batch = gather_records(self._shelf.rows, [self._shelf.items[key] for key in ids])
+            traffic, self._traffic = self._traffic, Traffic()
+            return Lease(self._lifecycle.lease(ids, asked=decisions), ids, batch, traffic)
 
     def commit(self, lease_id: int) -> None:
         """The learner trained on the lease: one use more. ReplayError when the lease is not open.
@@ -180,9 +177,6 @@ class MemoryBuffer:
         """What the policy learner could get, holds, and may expect."""
         with self._lock:
             return self._lifecycle.stock()
-
-    def _leasable(self) -> list[Item]:
-        return [self._shelf.items[key] for key in self._lifecycle.buffered_ids()]
 
     def windows(
         self,
@@ -300,6 +294,7 @@ class MemoryBuffer:
                 "shelf": self._shelf.state(),
                 "lifecycle": self._lifecycle.state(),
                 "generator": self._generator.bit_generator.state,
+                "traffic": asdict(self._traffic),
             }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -311,6 +306,7 @@ class MemoryBuffer:
             self._shelf.load(state["shelf"], where=f"buffers.{self.name}")
             self._lifecycle.load(state["lifecycle"])
             self._generator.bit_generator.state = state["generator"]
+            self._traffic = Traffic(**state["traffic"])
 
     def close(self) -> None:
         """Free the memory; the buffer cannot be used any more."""

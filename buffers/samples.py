@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class SampleState(StrEnum):
@@ -47,6 +48,10 @@ class Sample:
     """Its length, once it is buffered."""
     charge: float = 0.0
     """Decisions of the version's budget that it fills, once it is buffered."""
+    version: int = 0
+    """Oldest version that decides in it; while it runs, the one under which it was started."""
+    group: int = 0
+    """First sample of its group; samples of one group are leased and expire together."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,56 @@ class Admitted:
     sample_id: int
     attempt: int
     """To be written into its record."""
+    group: int
+    """Samples of one group have the same task and start."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What collectors may start. Its numbers come from the staleness rules; the table only counts."""
+
+    limit: int
+    """Decisions that the samples of one version may fill."""
+    group: int = 1
+    """Samples that are admitted, leased and consumed together."""
+    ordered: bool = False
+    """Unfinished samples count as the longest: which samples a version has then does not depend on who finishes first."""
+    drain: bool = False
+    """Nothing starts while a sample runs that was started under an earlier version."""
+
+
+PartlyStale = Literal["carry", "cut", "expire"]
+"""What happens to a buffered sample some of whose decisions are too old."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the learner may be lent. Its numbers come from the staleness rules; the buffer only picks."""
+
+    oldest: int
+    """Oldest version that may train; samples with older decisions only expire."""
+    partly_stale: PartlyStale = "carry"
+    """Samples with some older decisions are lent whole, without these, or never."""
+    current: int = 0
+    """The learner's version."""
+    on_policy: float = 0.0
+    """Least share of lent decisions that ``current`` must have made."""
+    store: int = 0
+    """Decisions that must lie ready before any are lent."""
+    ordered: bool = False
+    """Lend in the order of admission, nothing past a sample that still runs."""
+
+
+@dataclass
+class Traffic:
+    """What went in and out of a buffer between two leases."""
+
+    dropped: int = 0
+    """Decisions that left because they were too old."""
+    completed: int = 0
+    """Samples that were stored."""
+    completed_decisions: int = 0
+    """Their decisions."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ class Item:
     """Policy version of the last decision."""
     split: Split
     facts: Facts
+    oldest_version: int
+    """Policy version of the first decision that was not cut off."""
+    cut: int = 0
+    """First decisions that the policy learner no longer gets; the models still do."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types; ``from_json`` is the inverse."""
@@ -47,6 +51,8 @@ class Item:
             "newest_version": self.newest_version,
             "split": self.split,
             "facts": self.facts.to_json(),
+            "oldest_version": self.oldest_version,
+            "cut": self.cut,
         }
 
     @staticmethod
@@ -83,7 +89,10 @@ class Shelf:
         """Copy ``record`` into free rows at ``start``."""
         arrays, facts = split_record(record)
         self.rows.write(key, start, arrays)
-        self.items[key] = Item(key, start, record.length, int(record.version[-1]), split, facts)
+        versions = record.version
+        self.items[key] = Item(
+            key, start, record.length, int(versions[-1]), split, facts, oldest_version=int(versions[0])
+        )
         self.index.add(split, start, record.length, success=facts.success, is_first=facts.is_first)
 
     def remove(self, key: int) -> None:
@@ -92,6 +101,21 @@ class Shelf:
         facts = item.facts
         self.index.remove(item.split, item.start, item.length, success=facts.success, is_first=facts.is_first)
         self.rows.free(item.start, item.length)
+
+    def made_since(self, item: Item, version: int) -> int:
+        """Decisions of ``item`` that ``version`` or a later one made, those that were cut off left out."""
+        if item.newest_version < version:
+            return 0
+        # Versions never decrease within a record.
+        versions = self.rows.arrays["version"][item.start + item.cut : item.start + item.length]
+        return len(versions) - int(np.searchsorted(versions, version))
+
+    def cut(self, item: Item, oldest: int) -> int:
+        """Cut off the decisions that versions before ``oldest`` made; how many."""
+        stale = item.length - item.cut - self.made_since(item, oldest)
+        item.cut += stale
+        item.oldest_version = int(self.rows.arrays["version"][item.start + item.cut])
+        return stale
 
     def read(self, key: int) -> Record:
         """A copy of a stored record."""

@@ -29,6 +29,8 @@ FOREIGN: dict[str, list[Counterpart]] = {
         Counterpart("verl", "staleness.budget", "a fraction of one version's samples"),
         Counterpart("RLinf", "staleness.bound", "versions"),
     ],
+    "partial_rollout": [Counterpart("verl", "sync.partial")],
+    "rollout_store_size_per_rank": [Counterpart("RLinf", "sync.store_size", "decisions")],
     "clip_ratio_low": [Counterpart("RLinf and verl", "algorithm.clip_low")],
     "clip_ratio_high": [Counterpart("RLinf and verl", "algorithm.clip_high")],
     "clip_ratio_c": [Counterpart("RLinf and verl", "algorithm.dual_clip")],

@@ -47,6 +47,18 @@ class SyncConfig:
     """Batches gathered before the policy learner takes a turn."""
     updates_per_publish: PositiveInt = 1
     """Turns of the policy learner between two published versions, K."""
+    store_size: NaturalInt = 0
+    """Decisions that lie in store before a turn begins, where that is more than the turn takes; buffers hold their
+    shares of it."""
+    partial: bool = True
+    """Running episodes go on under a new version. Without it they end under the old one first, and none starts until
+    then; publishing waits for none of this."""
+    ordered: bool = False
+    """Real samples train in the order in which they were started, whoever finishes first, and how many a version has
+    does not depend on that either: the same seed then gives the same training on any host."""
+
+
+OnViolation = Literal["cut", "wait", "mask", "drop"]
 
 
 @component
@@ -56,7 +68,12 @@ class StalenessConfig:
     budget: NaturalFloat = 1.0
     """Extra samples of one version that may be started, as a fraction; 0 is synchronous."""
     bound: NaturalInt = 16
-    """Largest lag, in versions, at which a decision trains; older ones are masked."""
+    """Largest lag, in versions, at which a decision trains."""
+    on_violation: OnViolation = "mask"
+    """What becomes of a sample with decisions beyond the bound: these are cut off, masked in the losses, or the sample is
+    dropped; or there are none, since publishing waits for samples that would be."""
+    on_policy_min_ratio: Fraction = 0.0
+    """Least share of a turn's real decisions that the learner's own version made; it waits for more."""
 
 
 @component
@@ -81,6 +98,11 @@ class RolloutConfig:
     task_sampling: Literal["uniform", "failures"] = "uniform"
     """Task of an episode where the environment offers several: each as often, or with a probability proportional to 1 +
     its recent failures."""
+    group: PositiveInt = 1
+    """Episodes of the same task and start that are trained together."""
+    segment: PositiveInt | None = None
+    """Decisions after which a running episode is cut: what it has so far is a sample of its own, which trains at once, with
+    the critic's value of the observation at the cut. None trains whole episodes."""
 
     def __post_init__(self) -> None:
         if self.spare_envs and self.workers == 1:
@@ -88,6 +110,13 @@ class RolloutConfig:
                 f"rollout.spare_envs={self.spare_envs} has nobody to take over from with rollout.workers=1",
                 where="rollout.spare_envs",
                 remedy="raise rollout.workers, or raise rollout.envs instead",
+            )
+        if self.group > 1 and self.task_sampling == "failures":
+            raise ConfigError(
+                f"rollout.group={self.group} needs one task per group, but rollout.task_sampling=failures chooses anew for"
+                " each episode",
+                where="rollout.task_sampling",
+                remedy="set rollout.task_sampling=uniform, or rollout.group=1",
             )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from buffers.memory import MemoryBuffer
+from buffers.samples import Admission
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig, SerialHostConfig
 
@@ -18,6 +19,7 @@ from .hosts.base import Host
 from .hosts.serial import SerialHost
 from .policy_learner import Pacing
 from .ranks import LOOPBACK, Colleague, RankWorker, gather
+from .staleness import Rules
 from .task_sampling import TaskSampler
 from .weights import Arrays, WeightStore
 
@@ -92,6 +94,12 @@ def needed_alone(config: TrainConfig, context: Context) -> int:
     return max(needed, math.ceil(2 / held_out) * context.record_spec.max_decisions)
 
 
+def staleness_rules(config: TrainConfig) -> Rules:
+    """How far collectors run ahead, and how old data may be."""
+    turn = config.algorithm.batch * config.sync.batches_per_update
+    return Rules.of(config.staleness, config.sync, turn=turn, group=config.rollout.group)
+
+
 @dataclass
 class Services:
     """Where the shared objects are: themselves on the serial host, proxies of actors on Ray."""
@@ -114,30 +122,33 @@ def place_services(host: Host, config: TrainConfig, context: Context) -> Service
 
 
 def publish_first(services: Services, first: dict[str, Arrays]) -> None:
-    """Version 0 of every model, and the anchor: the policy that the run started from."""
+    """Version 0 of every model, and the anchor: the policy that the run started from. Version 0's budget begins."""
     for name, arrays in first.items():
         services.store.publish(name, 0, arrays)
     services.store.publish(ANCHOR, 0, first[POLICY])
+    for buffer in (services.real, services.imagined):
+        buffer.advance(0)
 
 
 def place_roles(host: Host, config: TrainConfig, context: Context, services: Services) -> None:
     """Every role of the mode, in the serial host's round order."""
     part = shares(config)
     turns = config.sync.updates_per_publish
-    gamma, budget = config.algorithm.gamma, config.staleness.budget
+    rules = staleness_rules(config)
     if part.collects:
         replicas = _place_inference(host, config, context, services)
         for index in range(config.rollout.workers):
             client = _client(replicas, index, services, exact=host.exact)
             rollout = partial(
                 _rollout, context, config, services, client, index,
-                needed=part.real_needed * turns, needed_alone=needed_alone(config, context), budget=budget, gamma=gamma,
+                admission=rules.admission(part.real_needed * turns),
+                admission_alone=rules.admission(needed_alone(config, context)), gamma=config.algorithm.gamma,
                 exact=host.exact,
             )  # fmt: skip
             host.place_role(f"rollout_{index}", rollout)
     if part.imagines:
-        needed = part.imagined_decisions * turns
-        host.place_role("imagination", partial(_imagination, context, config, services, needed, budget))
+        ahead = rules.ahead(part.imagined_decisions * turns)
+        host.place_role("imagination", partial(_imagination, context, config, services, ahead))
     _place_policy_learner(host, config, context, services, part)
     if part.trains_models:
         host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, services))
@@ -195,7 +206,9 @@ def _inference(
 ) -> Any:
     from .inference import InferenceService
 
-    return InferenceService(context, config.inference, services.store, exact=exact, replica=replica)
+    # Who lets episodes go on under a new version asks nobody before it takes one.
+    running = None if config.sync.partial else services.real
+    return InferenceService(context, config.inference, services.store, running, exact=exact, replica=replica)
 
 
 def _rollout(
@@ -211,19 +224,18 @@ def _rollout(
     balancer = Balancer(services.store, workers[index], workers, envs=settings.envs, most=most)
     return Rollout(
         context, env, services.real, inference, services.store, index=index,
-        max_steps=config.run.stop.real_steps, balancer=balancer if balanced else None,
+        max_steps=config.run.stop.real_steps, segment=config.rollout.segment,
+        balancer=balancer if balanced else None,
         sampler=TaskSampler(env.spec.tasks) if settings.task_sampling == "failures" else None, **pacing,
     )  # fmt: skip
 
 
-def _imagination(
-    context: Context, config: TrainConfig, services: Services, needed: int, budget: float
-) -> Any:
+def _imagination(context: Context, config: TrainConfig, services: Services, admission: Admission) -> Any:
     from .imagination import Imagination
 
     return Imagination(
         context, config.imagination, services.real, services.imagined, services.store, services.store,
-        needed=needed, budget=budget,
+        admission=admission,
     )  # fmt: skip
 
 
@@ -243,7 +255,7 @@ def _policy_learner(
         imagined_decisions=part.imagined_decisions,
         retired_decisions=part.retired_decisions,
         turns_per_publish=config.sync.updates_per_publish,
-        bound=config.staleness.bound,
+        rules=staleness_rules(config),
         discount=config.algorithm.gamma**config.policy.replan,
         max_turns=config.run.stop.updates,
     )

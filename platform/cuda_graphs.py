@@ -73,9 +73,14 @@ class GraphedAct:
 
     @torch.inference_mode()
     def __call__(
-        self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
+        self,
+        obs: ObservationTensors,
+        *,
+        greedy: bool,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
     ) -> Choice:
-        """Tokens, log-probabilities and values of the rows of ``obs`` alone; noise is drawn outside the graph."""
+        """Tokens, log-probabilities and values of the rows of ``obs`` alone; noise comes from outside the graph."""
         count = len(obs)
         bucket = self._sizes[bisect_left(self._sizes, count)]
         if bucket not in self._captured:
@@ -83,7 +88,7 @@ class GraphedAct:
         inputs, forward = self._captured[bucket]
         _write(inputs, obs)
         logits, values = forward()
-        tokens, log_probs = choose_tokens(logits[:count], greedy=greedy, generator=generator)
+        tokens, log_probs = choose_tokens(logits[:count], greedy=greedy, generator=generator, noise=noise)
         # The next replay writes over the outputs.
         return Choice(tokens, log_probs, values[:count].clone())
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .context import POLICY
-from .weights import Published, Weights, load_arrays
+from .weights import Arrays, Published, Weights, load_arrays
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from policies.base import Choice, ObservationTensors, Policy
 
@@ -29,7 +30,12 @@ class Act(Protocol):
     """How a copy chooses: ``Policy.act``, or the same by replaying captured graphs."""
 
     def __call__(
-        self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
+        self,
+        obs: ObservationTensors,
+        *,
+        greedy: bool,
+        generator: torch.Generator | None = None,
+        noise: Tensor | None = None,
     ) -> Choice:
         """Tokens, log-probabilities and values."""
         ...
@@ -57,6 +63,7 @@ class DoubleBuffer:
         self._serving, self._spare = make(), make()
         self._ready = False
         self._handover = threading.Lock()
+        self._looking = threading.Lock()
 
     @property
     def serving(self) -> Copy:
@@ -69,7 +76,11 @@ class DoubleBuffer:
         return self._ready
 
     def look(self) -> bool:
-        """Fetch what is newer than both copies into the spare one; whether there was any."""
+        """Fetch what is newer than both copies into the spare one; whether there was any. One thread at a time."""
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> bool:
         published = self._weights.fetch(POLICY, max(self._serving.version, self._spare.version))
         if published is None:
             return False
@@ -100,6 +111,11 @@ class DoubleBuffer:
         with self._handover:
             self._ready = False
             self._serving.version = self._spare.version = NEVER
+
+    def resume(self, version: int, arrays: Arrays) -> None:
+        """Serve ``version`` again (a run continues while episodes of it have not ended)."""
+        load_arrays(self._serving.policy, arrays)
+        self._serving.version = version
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from buffers.records import Record
+from buffers.samples import Admission
 from configs.world_model import ImaginationConfig
 from world_models.schedules import ScheduleInputs, gated_horizon, make_schedule
 
@@ -68,8 +69,7 @@ class Imagination:
         weights: Weights,
         board: Board,
         *,
-        needed: int,
-        budget: float,
+        admission: Admission,
     ) -> None:
         import torch
 
@@ -78,7 +78,7 @@ class Imagination:
         self.name = "imagination"
         self._context, self._config = context, config
         self._real, self._imagined, self._weights, self._board = real, imagined, weights, board
-        self._needed, self._budget = needed, budget
+        self._admission = admission
         self._policy = context.make_policy().eval()
         obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
         self._modules = {POLICY: self._policy, OBS_MODEL: obs_model, REWARD_MODEL: reward_model}
@@ -105,7 +105,7 @@ class Imagination:
         self._say_open(allowed.horizon > 0)
         if allowed.horizon == 0 or not self._has_starts():
             return False
-        if self._imagined.room(needed=self._needed, budget=self._budget) == 0:
+        if self._imagined.room(self._admission) == 0:
             return False
         began = time.monotonic()
         starts = self._real.starts(

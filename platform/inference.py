@@ -15,12 +15,17 @@ from configs.system import InferenceConfig
 from .batching import Batcher, Histogram, Request, buckets
 from .context import Context
 from .double_buffer import NEVER, Copy, DoubleBuffer, Loader
+from .drain import Drain
 from .envs.base import Observation
 from .metrics import Averages, Count
+from .noise import decision_noise
 from .role import State
-from .weights import Weights
+from .services import Running
+from .weights import Weights, module_arrays
 
 if TYPE_CHECKING:
+    import torch
+
     from policies.base import ObservationTensors
 
 WAITS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -62,12 +67,21 @@ class InferenceService:
     while it computes.
 
     ``exact``: the serial host, where nothing runs beside the steps: no clock decides when a batch leaves, and new weights
-    are loaded in line. Each replica draws its own noise.
+    are loaded in line. Noise is that of the decision asked for, the same from every replica; each draws its own for
+    requests that do not say which one that is.
     """
 
     def __init__(
-        self, context: Context, config: InferenceConfig, weights: Weights, *, exact: bool, replica: int = 0
+        self,
+        context: Context,
+        config: InferenceConfig,
+        weights: Weights,
+        running: Running | None = None,
+        *,
+        exact: bool,
+        replica: int = 0,
     ) -> None:
+        """``running``: tells of episodes that must end under the version of their start; None when none must."""
         import torch
 
         self.name = f"inference_{replica}"
@@ -75,6 +89,7 @@ class InferenceService:
         self._max_batch = config.max_batch
         self._exact = exact
         self._copies = DoubleBuffer(self._make_copy, weights)
+        self._drain = Drain(running)
         self._loader: Loader | None = None if exact else Loader(self._copies)
         self._generator = torch.Generator().manual_seed(context.seed + 101 + 10_007 * replica)
         self._max_wait_s = 0.0 if exact else config.max_wait_ms / 1e3
@@ -145,9 +160,10 @@ class InferenceService:
             requests = self._batcher.take() if due == 0 else []
         if not requests:
             return False
-        self._refresh()
+        joined = concatenate([request.observation for request in requests])
+        self._refresh(joined.keys)
         started = time.monotonic()
-        answers = self._compute([request.observation for request in requests])
+        answers = self._compute(joined, [request.size for request in requests])
         with self._arrival:
             for request, answer in zip(requests, answers, strict=True):
                 self._answers[request.ticket] = answer
@@ -155,38 +171,55 @@ class InferenceService:
         self._note(requests, started)
         return True
 
-    def _refresh(self) -> None:
+    def _refresh(self, keys: NDArray[np.int64] | None) -> None:
         """Between two batches: serve newer weights, if they are there and may be."""
-        first = self._copies.serving.version == NEVER
-        if self._loader is None or first:
+        serving = self._copies.serving.version
+        may_swap = serving == NEVER or self._drain.over(serving, keys)
+        # Where a version must not change within an episode, those that asked began under a newer one than serves: it is
+        # there, and they must not see the old one.
+        now = serving == NEVER or (self._drain.waits and may_swap)
+        if self._loader is None or now:
             self._copies.look()
         else:
             self._loader.nudge()
-        if self._copies.ready and (first or self._may_swap()) and self._copies.swap():
+        if may_swap and self._copies.swap():
             seconds = max(0.0, time.time() - self._copies.serving.published_at)
             self._averages.add({"time/inference/publish_to_use_s": seconds})
+        self._drain.decided(self._copies.serving.version, keys)
 
-    def _may_swap(self) -> bool:
-        """Whether newer weights may serve from this batch on: at once, in the middle of episodes."""
-        return True
-
-    def _compute(self, observations: list[Observation]) -> list[Decisions]:
+    def _compute(self, joined: Observation, sizes: list[int]) -> list[Decisions]:
         """One forward; several where a single request is larger than a batch. All under one version."""
         copy = self._copies.serving
-        tensors = self._context.tensors(concatenate(observations))
-        size = len(tensors)
-        parts = [tensors.take(slice(low, low + self._max_batch)) for low in range(0, size, self._max_batch)]
-        choices = [self._act(copy, part) for part in parts]
+        tensors, noise = self._context.tensors(joined), self._noise(joined.keys)
+        parts = [slice(low, low + self._max_batch) for low in range(0, len(tensors), self._max_batch)]
+        choices = [
+            self._act(copy, tensors.take(part), None if noise is None else noise[part]) for part in parts
+        ]
         tokens, log_probs, values = (np.concatenate(arrays) for arrays in zip(*choices, strict=True))
-        borders = np.cumsum([len(o.instructions) for o in observations])[:-1]
+        borders = np.cumsum(sizes)[:-1]
         split = [np.split(array, borders) for array in (tokens.astype(np.int16), log_probs, values)]
         return [Decisions(t, p, v, copy.version) for t, p, v in zip(*split, strict=True)]
 
-    def _act(self, copy: Copy, part: ObservationTensors) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def _noise(self, keys: NDArray[np.int64] | None) -> torch.Tensor | None:
+        """``[n, K, D, bins]``; None where the generator must do."""
+        import torch
+
+        if keys is None:
+            return None
+        spec = self._context.record_spec
+        return torch.from_numpy(
+            decision_noise(
+                self._context.seed + 101, keys, chunk=spec.chunk, action_dim=spec.action_dim, bins=spec.bins
+            )
+        )
+
+    def _act(
+        self, copy: Copy, part: ObservationTensors, noise: torch.Tensor | None
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         import torch
 
         with torch.inference_mode():
-            tokens, log_probs, values = copy.act(part, greedy=False, generator=self._generator)
+            tokens, log_probs, values = copy.act(part, greedy=False, generator=self._generator, noise=noise)
         self._averages.add({"inference/batch_size": float(len(part))})
         self._batches.add(len(part))
         return tokens.cpu().numpy(), log_probs.float().cpu().numpy(), values.float().cpu().numpy()
@@ -202,10 +235,16 @@ class InferenceService:
             self._waits.add(1e3 * (started - request.arrived))
 
     def state(self) -> State:
-        """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store."""
+        """Generator and, where tickets outlive a checkpoint (serial host), what waits. Weights come from the store, unless
+        episodes must end under those that serve.
+        """
+        serving = self._copies.serving
+        keeps = self._drain.waits and serving.version != NEVER
+        held = {"version": serving.version, "weights": module_arrays(serving.policy)} if keeps else None
         with self._arrival:
             waiting = self._batcher.waiting() if self._exact else []
             return {
+                "held": held,
                 "generator": self._generator.get_state(),
                 "next_ticket": self._next_ticket if self._exact else 0,
                 "queue": [{"ticket": r.ticket, **vars(r.observation)} for r in waiting],
@@ -213,7 +252,7 @@ class InferenceService:
             }
 
     def load(self, state: State) -> None:
-        """Continue from ``state``; the weights are fetched again."""
+        """Continue from ``state``; the weights are fetched again, unless it has them."""
         with self._arrival:
             self._generator.set_state(state["generator"])
             self._next_ticket = state["next_ticket"]
@@ -224,6 +263,8 @@ class InferenceService:
                 self._add(held["ticket"], Observation(**fields))
             self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
             self._copies.forget()
+            if state["held"] is not None:
+                self._copies.resume(state["held"]["version"], state["held"]["weights"])
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes, waits and times; every replica counts itself."""
@@ -244,4 +285,11 @@ def concatenate(observations: list[Observation]) -> Observation:
         {name: np.concatenate([o.images[name] for o in observations]) for name in observations[0].images},
         np.concatenate([o.proprio for o in observations]),
         [text for o in observations for text in o.instructions],
+        join_keys(observations),
     )
+
+
+def join_keys(observations: list[Observation]) -> NDArray[np.int64] | None:
+    """All keys below each other, or none where one has none."""
+    keys = [o.keys for o in observations if o.keys is not None]
+    return np.concatenate(keys) if len(keys) == len(observations) else None

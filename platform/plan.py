@@ -99,6 +99,9 @@ def plan_text(config: TrainConfig) -> str:
         + (f" on {config.learner.ranks} ranks" if config.learner.ranks > 1 else ""),
         f"a version: {config.sync.updates_per_publish} turn(s); collectors may hold "
         f"{1 + config.staleness.budget:g} versions' worth; decisions older than {config.staleness.bound} versions never train",
+        "a new version: " + (
+            "running episodes go on under it" if config.sync.partial else "running episodes end under the old one first"
+        ),
         f"the run: {config.run.stop.updates} turns",
     ]  # fmt: skip
     if part.imagines:

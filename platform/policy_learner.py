@@ -18,7 +18,7 @@ from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
 from .ranks import Team
 from .role import State
 from .services import Learning
-from .staleness import lag_statistics
+from .staleness import Rules, lag_statistics, lengths, spans
 from .weights import Board, Weights, load_arrays, module_arrays
 
 if TYPE_CHECKING:
@@ -40,12 +40,17 @@ class Pacing:
     retired_decisions: int
     """Real decisions per turn that count as used without training the policy: they only feed the models."""
     turns_per_publish: int
-    bound: int
-    """Largest lag that trains."""
+    rules: Rules
+    """How old decisions may be, what a turn waits for, and when a version may appear."""
     discount: float
     """Per decision."""
     max_turns: int
     """Turns after which it stops."""
+
+    @property
+    def bound(self) -> int:
+        """Largest lag that trains."""
+        return self.rules.bound
 
 
 class PolicyLearner:
@@ -85,6 +90,7 @@ class PolicyLearner:
         self.version = first.version
         self.turns = 0
         self.updates = 0
+        self._unpublished = 0
         self._actor = OptimizerStep(
             self.policy.actor_parameters(),
             learning_rate=algorithm.learning_rate,
@@ -104,7 +110,8 @@ class PolicyLearner:
         """Take one turn if the buffers hold enough."""
         leases = self._lease() if self.turns < self._pacing.max_turns else None
         if leases is None:
-            return False
+            # What a publish waits for may have left without being trained on.
+            return self._publish()
         began = time.monotonic()
         batch = self._team.turn(self, [lease.batch for lease in leases.values()])
         for name, lease in leases.items():
@@ -112,7 +119,9 @@ class PolicyLearner:
         self._retire()
         self.turns += 1
         self._report(batch, leases, time.monotonic() - began)
-        self._publish()
+        self._unpublished += 1
+        if not self._publish() and self._unpublished % self._pacing.turns_per_publish == 0:
+            self._advance()
         return True
 
     def train(self, batches: list[RecordBatch]) -> DecisionBatch:
@@ -143,10 +152,10 @@ class PolicyLearner:
         wanted = {name: decisions for name, decisions in wanted.items() if decisions}
         if any(self._buffers[name].available_decisions() < decisions for name, decisions in wanted.items()):
             return None
-        oldest = self.version - self._pacing.bound
         leases: dict[str, Lease] = {}
         for name, decisions in wanted.items():
-            lease = self._buffers[name].lease(decisions, min_version=oldest)
+            gate = self._pacing.rules.gate(self.version, decisions, real=name == "real")
+            lease = self._buffers[name].lease(decisions, gate=gate)
             if lease is None:
                 for held, taken in leases.items():
                     self._buffers[held].release(taken.lease_id)
@@ -274,7 +283,11 @@ class PolicyLearner:
                 "staleness/lag_mean": lag.mean,
                 "staleness/lag_p95": lag.p95,
                 "staleness/lag_max": float(lag.maximum),
-                "staleness/dropped": float(lag.over_bound),
+                "staleness/dropped": float(
+                    lag.over_bound + sum(lease.traffic.dropped for lease in leases.values())
+                ),
+                **spans([lease.batch for lease in leases.values()], self.version).metrics(),
+                **lengths(leases),
                 "staleness/stale_samples_processed": float(
                     (batch.version[batch.present] < self.version).sum()
                 ),
@@ -288,13 +301,33 @@ class PolicyLearner:
         )
         self._board.put({"policy/turns": self.turns, "policy/updates": self.updates})
 
-    def _publish(self) -> None:
-        if self.turns % self._pacing.turns_per_publish == 0:
-            self.version += 1
-            self._weights.publish(POLICY, self.version, module_arrays(self.policy))
-            self._board.put({"policy/version": self.version})
-            for buffer in self._buffers.values():
-                buffer.advance(self.version)
+    def _publish(self) -> bool:
+        """The next version, if it is due and nothing that may still train would then be too old."""
+        if self._unpublished < self._pacing.turns_per_publish:
+            return False
+        if not self._pacing.rules.may_publish(self.version, self._oldest()):
+            self._averages.add({"staleness/publish_waits": 1.0})
+            return False
+        self._averages.add({"staleness/publish_waits": 0.0})
+        self.version += 1
+        self._unpublished = 0
+        self._weights.publish(POLICY, self.version, module_arrays(self.policy))
+        self._board.put({"policy/version": self.version})
+        self._advance()
+        return True
+
+    def _advance(self) -> None:
+        """A new budget for the collectors: under a new version, or under the old one while that must wait."""
+        for buffer in self._buffers.values():
+            buffer.advance(self.version)
+
+    def _oldest(self) -> int | None:
+        """Oldest version among decisions that may still train."""
+        if self._pacing.rules.on_violation != "wait":
+            return None
+        used = {"real": self._pacing.real_decisions, "imagined": self._pacing.imagined_decisions}
+        found = [self._buffers[name].oldest_version() for name, decisions in used.items() if decisions]
+        return min((version for version in found if version is not None), default=None)
 
     def state(self) -> State:
         """Weights, optimizers, counters, the shuffle's generator."""
@@ -306,6 +339,7 @@ class PolicyLearner:
             "version": self.version,
             "turns": self.turns,
             "updates": self.updates,
+            "unpublished": self._unpublished,
             "shuffle": self._shuffle.bit_generator.state,
         }
 
@@ -316,6 +350,7 @@ class PolicyLearner:
         self._actor.load(state["actor"])
         self._critic.load(state["critic"])
         self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]
+        self._unpublished = state["unpublished"]
         self._shuffle.bit_generator.state = state["shuffle"]
         self._team.load(state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from configs.errors import CheckpointError, ConfigError, DataError
 from configs.schema import TrainConfig
 from configs.system import BufferConfig, RayHostConfig
 
-from .assembly import Shares, shares
+from .assembly import Shares, shares, staleness_rules
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .models import check_model
 
@@ -35,9 +36,11 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
             check_model(folder / name, name, context)
     if part.imagines:
         _check_mix(config, part)
-    turn = part.real_decisions or part.retired_decisions
-    _check_capacity(config.buffers.real, "real", turn, context)
-    _check_capacity(config.buffers.imagined, "imagined", part.imagined_decisions, context)
+    _check_staleness(config, part)
+    _check_segments(config)
+    turn, store = part.real_decisions or part.retired_decisions, staleness_rules(config).store
+    _check_capacity(config.buffers.real, "real", math.ceil(turn * store), context)
+    _check_capacity(config.buffers.imagined, "imagined", math.ceil(part.imagined_decisions * store), context)
     _check_trackers(config)
     if config.inference.replicas > config.rollout.workers:
         raise ConfigError(
@@ -95,6 +98,48 @@ def _check_mix(config: TrainConfig, part: Shares) -> None:
             "the gate believes no horizon that was never measured", where="evaluation.quality_every=0",
             remedy="set it above 0, or imagination.gate.enabled=false",
         )  # fmt: skip
+
+
+def _check_staleness(config: TrainConfig, part: Shares) -> None:
+    """Rules that could only end in everybody waiting for somebody else."""
+    staleness, sync = config.staleness, config.sync
+    turn = part.real_decisions + part.imagined_decisions
+    most = turn + math.floor(staleness.budget * turn * sync.updates_per_publish + 1e-9)
+    if sync.store_size > most:
+        raise ConfigError(
+            f"collectors never have {sync.store_size} decisions in store: a version's last turn finds at most {most}",
+            where="sync.store_size", remedy=f"give at most {most}, or raise staleness.budget or algorithm.batch",
+        )  # fmt: skip
+    if staleness.on_violation == "wait" and staleness.bound == 0:
+        raise ConfigError(
+            "whole samples are trained, some are always left over when a version is due, and with a bound of 0 it would "
+            "wait for ever", where="staleness.on_violation=wait",
+            remedy="set staleness.bound to 1 or more, or on_violation to mask, cut or drop",
+        )  # fmt: skip
+    if staleness.on_policy_min_ratio > 0 and not part.real_decisions:
+        raise ConfigError(
+            f"the policy trains on no real decision in the mode {config.mode}", where="staleness.on_policy_min_ratio",
+            remedy="set it to 0, or use the mode real or real+imagined",
+        )  # fmt: skip
+
+
+def _check_segments(config: TrainConfig) -> None:
+    """Segments of one episode are samples of their own, wherever and whenever the episode goes on."""
+    others = {
+        "mode": (config.mode != "real", "the models learn outcomes, which a segment does not know"),
+        "rollout.group": (config.rollout.group > 1, "groups are of whole episodes"),
+        "sync.ordered": (
+            config.sync.ordered,
+            "which segment is started next depends on which episode is faster",
+        ),
+    }
+    for key, (clashes, reason) in others.items():
+        if config.rollout.segment is not None and clashes:
+            raise ConfigError(
+                f"{reason}",
+                where=f"rollout.segment with {key}",
+                remedy=f"drop rollout.segment, or change {key}",
+            )
 
 
 def _check_capacity(buffer: BufferConfig, name: str, decisions: int, context: Context) -> None:

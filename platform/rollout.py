@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from buffers.samples import Admission, Admitted
+
 from .context import Context
 from .episode import EpisodeBuilder
 from .inference import InferenceClient, concatenate
@@ -44,9 +46,9 @@ class Rollout:
     it. Where the environment overlaps, no slot waits for another one: what has landed is asked for at once. ``exact``
     gives that up for a fixed order, in which every slot waits for all.
 
-    ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N), ``needed_alone`` the
-    same while imagination is shut; ``budget`` the staleness budget; ``max_steps`` the real steps after which no episode
-    is started; ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
+    ``admission`` says what may be started, ``admission_alone`` the same while imagination is shut; ``max_steps`` are the
+    real steps after which no episode is started; ``segment`` is after how many decisions an episode is cut (None: never);
+    ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class Rollout:
         board: Board,
         *,
         index: int,
-        needed: int,
-        needed_alone: int,
-        budget: float,
+        admission: Admission,
+        admission_alone: Admission,
         gamma: float,
         max_steps: int | None,
+        segment: int | None,
         exact: bool,
         sampler: TaskSampler | None,
         balancer: Balancer | None,
@@ -73,10 +75,10 @@ class Rollout:
         self._buffer = buffer
         self._inference = inference
         self._board = board
-        self._needed = {True: needed, False: needed_alone}
-        self._budget = budget
+        self._admission = {True: admission, False: admission_alone}
         self._gamma = gamma
         self._max_steps = max_steps
+        self._segment = segment
         self._waits = exact or not env.overlaps
         self._sampler = sampler
         self._balancer = balancer
@@ -163,32 +165,44 @@ class Rollout:
             time.sleep(timeout_s)
 
     def _start_episodes(self) -> bool:
+        cut = [builder for builder in self._episodes.values() if builder.is_cut]
         idle = [s for s in range(self._env.num_slots) if s not in self._episodes and s not in self._starting]
-        if not idle or (self._max_steps is not None and self.real_steps >= self._max_steps):
+        if self._max_steps is not None and self.real_steps >= self._max_steps:
+            idle = []
+        if not idle and not cut:
             return False
         if not self._waits and time.monotonic() < self._refused_at + REFUSED_S:
             return False
         facts = self._board.read()
         if self._balancer is not None:
             self._allotted = self._balancer.allotted(facts)
-        idle = idle[: max(0, self._allotted - (self._env.num_slots - len(idle)))]
-        needed = self._needed[bool(facts.get("imagination/open", True))]
-        samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget)
+        taken = len(self._episodes) + len(self._starting)
+        idle = idle[: max(0, self._allotted - taken)]
+        admission = self._admission[bool(facts.get("imagination/open", True))]
+        samples = self._buffer.admit(len(cut) + len(idle), admission)
         if not samples:
             self._refused_at = time.monotonic()
             return False
-        slots = np.array(idle[: len(samples)], np.int64)
-        seeds = np.array([self._episode_seed(s.sample_id) for s in samples], np.int64)
+        for builder, sample in zip(cut, samples, strict=False):
+            builder.go_on(sample)
+        fresh = samples[len(cut) :]
+        if fresh:
+            self._reset(idle[: len(fresh)], fresh)
+        return True
+
+    def _reset(self, idle: list[int], samples: list[Admitted]) -> None:
+        slots = np.array(idle, np.int64)
+        # Episodes of a group have the same start, so the group's number seeds them.
+        seeds = np.array([self._episode_seed(s.group) for s in samples], np.int64)
         tasks = None if self._sampler is None else self._sampler.choose(seeds)
         began = time.monotonic()
         for slot, sample, seed in zip(slots, samples, seeds, strict=True):
             self._starting[int(slot)] = Start(sample, int(seed), began)
         self._note()
         self._env.begin_reset(slots, seeds, tasks)
-        return True
 
-    def _episode_seed(self, sample_id: int) -> int:
-        return FIRST_TRAINING_SEED * (1 + self._context.seed) + sample_id
+    def _episode_seed(self, group: int) -> int:
+        return FIRST_TRAINING_SEED * (1 + self._context.seed) + group
 
     def _open(self, landed: Landed) -> None:
         """The first observations of new episodes."""
@@ -211,7 +225,8 @@ class Rollout:
         if len(self._requests) >= (1 if self._waits else MOST_REQUESTS):
             return False
         busy = set(self._stepping).union(*(request.slots.tolist() for request in self._requests))
-        slots = sorted(set(self._episodes) - busy)
+        seen = {slot for slot, builder in self._episodes.items() if not builder.is_cut}
+        slots = sorted(seen - busy)
         if not slots:
             return False
         observation = concatenate([self._episodes[slot].latest() for slot in slots])
@@ -242,9 +257,18 @@ class Rollout:
             self._buffer.append(record, sample_id=builder.sample_id)
             if self._sampler is not None:
                 self._sampler.record(record.task, success=record.success)
-            self._outcomes.append((record.success, float(record.rewards.sum()), record.env_steps))
+            returned = builder.past_return + float(record.rewards.sum())
+            self._outcomes.append((record.success, returned, builder.past_steps + record.env_steps))
+        for row in np.flatnonzero(~(result.terminated | result.truncated)):
+            self._cut(self._episodes[int(slots[row])])
         if self._waits or time.monotonic() >= self._told_at + TELL_S:
             self._tell_steps()
+
+    def _cut(self, builder: EpisodeBuilder) -> None:
+        """An episode that was long enough is cut; then it waits for a sample to go on in."""
+        if self._segment is not None and len(builder.tokens) >= self._segment:
+            sample_id = builder.sample_id
+            self._buffer.append(builder.cut(), sample_id=sample_id)
 
     def _tell_steps(self) -> None:
         if self.real_steps != self._told_steps:
@@ -258,7 +282,7 @@ class Rollout:
         outcomes = None if self._sampler is None else self._sampler.state()
         shared: State = {"real_steps": self.real_steps, "outcomes": outcomes}
         if env_state is None:
-            running = [builder.sample_id for builder in self._episodes.values()]
+            running = [b.sample_id for b in self._episodes.values() if not b.is_cut]
             running += [start.sample.sample_id for start in self._starting.values()]
             return {**shared, "env": None, "running": running}
         # A ticket that is a reference into a running cluster dies with it: the request is then made again.

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
 from buffers.index import Split
 from buffers.records import Record
-from buffers.samples import Admitted
+from buffers.samples import Admission, Admitted, Gate
 
 
 class Collecting(Protocol):
     """A collector's side of a buffer."""
 
-    def admit(self, wanted: int, *, needed: int, budget: float) -> list[Admitted]:
-        """Start at most ``wanted`` samples, as far as admission allows (design §5)."""
+    def admit(self, wanted: int, admission: Admission) -> list[Admitted]:
+        """Start at most ``wanted`` samples, as far as admission allows."""
         ...
 
     def append(self, record: Record, sample_id: int | None = None) -> int:
@@ -29,7 +29,7 @@ class Collecting(Protocol):
         """Give running samples back, to be started again with attempt + 1."""
         ...
 
-    def room(self, *, needed: int, budget: float) -> int:
+    def room(self, admission: Admission) -> int:
         """Samples that admission would allow now."""
         ...
 
@@ -37,8 +37,8 @@ class Collecting(Protocol):
 class Learning(Protocol):
     """A policy learner's side."""
 
-    def lease(self, decisions: int, *, min_version: int | None = None) -> Lease | None:
-        """Samples with at least that many decisions, or None while there are too few."""
+    def lease(self, decisions: int, *, gate: Gate | None = None) -> Lease | None:
+        """Samples with at least that many decisions that pass the gate, or None while there are too few."""
         ...
 
     def commit(self, lease_id: int) -> None:
@@ -54,11 +54,25 @@ class Learning(Protocol):
         ...
 
     def advance(self, version: int) -> None:
-        """A version was published: collectors may start that version's samples."""
+        """A version was published: collectors may start that version's samples. The same version again gives them another
+        budget under it.
+        """
+        ...
+
+    def oldest_version(self) -> int | None:
+        """Oldest version of a decision that runs, waits or is lent; None when there is none."""
         ...
 
     def stats(self) -> dict[str, Any]:
         """Counts and bytes."""
+        ...
+
+
+class Running(Protocol):
+    """The inference service's side of ``B_real``."""
+
+    def running_before(self, version: int) -> int:
+        """Running samples that were started under an earlier version."""
         ...
 
 

@@ -175,11 +175,16 @@ class Policy(nn.Module, ABC):
 
     @torch.no_grad()
     def act(
-        self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
+        self,
+        obs: ObservationTensors,
+        *,
+        greedy: bool,
+        generator: torch.Generator | None = None,
+        noise: Float[Tensor, "B K D bins"] | None = None,
     ) -> Choice:
-        """Tokens, their log-probabilities and the values (float32); the same generator gives the same tokens."""
+        """Tokens, their log-probabilities and the values (float32); the same generator, or noise, gives the same tokens."""
         output = self.forward(obs)
-        tokens, log_probs = choose_tokens(output.logits, greedy=greedy, generator=generator)
+        tokens, log_probs = choose_tokens(output.logits, greedy=greedy, generator=generator, noise=noise)
         return Choice(tokens, log_probs, self.value(output.features))
 
     def log_probs(
@@ -198,19 +203,25 @@ def token_log_probs(
 
 
 def choose_tokens(
-    logits: Float[Tensor, "*N bins"], *, greedy: bool, generator: torch.Generator | None = None
+    logits: Float[Tensor, "*N bins"],
+    *,
+    greedy: bool,
+    generator: torch.Generator | None = None,
+    noise: Float[Tensor, "*N bins"] | None = None,
 ) -> tuple[Int64[Tensor, "*N"], Float[Tensor, "*N"]]:
     """The most probable tokens, or a sample by the Gumbel trick, with their log-probabilities (float32).
 
-    The noise is drawn where ``generator`` lives, so one seed gives the same noise on every device.
+    ``noise``: exponential variates of mean 1. Without it they are drawn where ``generator`` lives, so one seed gives the
+    same noise on every device.
     """
     log_p = logits.float().log_softmax(dim=-1)
     if greedy:
         tokens = log_p.argmax(dim=-1)
     else:
-        device = generator.device if generator is not None else log_p.device
-        waiting = torch.empty(log_p.shape, device=device).exponential_(generator=generator)
-        tokens = (log_p - waiting.log().to(log_p.device)).argmax(dim=-1)
+        if noise is None:
+            device = generator.device if generator is not None else log_p.device
+            noise = torch.empty(log_p.shape, device=device).exponential_(generator=generator)
+        tokens = (log_p - noise.log().to(log_p.device)).argmax(dim=-1)
     return tokens, log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 

@@ -54,6 +54,7 @@ def make_learner(
     from platform.context import ANCHOR, POLICY, make_context
     from platform.policy_learner import Pacing, PolicyLearner
     from platform.ranks import LOOPBACK, gather
+    from platform.staleness import Rules
     from platform.weights import WeightStore, module_arrays
 
     settings = config("real+imagined", "env=tabletop_reach", *overrides)
@@ -72,7 +73,7 @@ def make_learner(
         buffer.extend(made)
         buffers.append(buffer)
     pacing = Pacing(
-        real_decisions=21, imagined_decisions=43, retired_decisions=0, turns_per_publish=1, bound=16,
+        real_decisions=21, imagined_decisions=43, retired_decisions=0, turns_per_publish=1, rules=Rules(),
         discount=0.95, max_turns=100,
     )  # fmt: skip
     return PolicyLearner(

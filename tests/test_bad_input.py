@@ -111,6 +111,13 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "imagined buffer": (["imagined", "buffers.imagined.max_bytes=60000"], "give at least"),
     "replicas": (["real", "inference.replicas=3", "rollout.workers=2"], "lower it, or raise rollout.workers"),
     "memory": (["real", "buffers.real.max_bytes=100000000000000"], "the machine has"),
+    "store": (["real", "sync.store_size=100", "staleness.budget=0.5"], "give at most 48"),
+    "waiting for ever": (["real", "staleness.on_violation=wait", "staleness.bound=0"], "set staleness.bound to 1"),
+    "on-policy share of nothing": (["imagined", "staleness.on_policy_min_ratio=0.1"], "no real decision"),
+    "segments for models": (["imagined", "rollout.segment=2"], "drop rollout.segment"),
+    "segments in groups": (["real", "rollout.segment=2", "rollout.group=2"], "whole episodes"),
+    "segments in order": (["real", "rollout.segment=2", "sync=on_policy"], "change sync.ordered"),
+    "verl's partial": (["real", "async_training.partial_rollout=true"], "use sync.partial"),
     "held out": (["imagined", "buffers.real.held_out=0", "evaluation.quality_every=5"], "buffers.real.held_out"),
     "gate unmeasured": (["imagined", "imagination.gate.enabled=true"], "evaluation.quality_every"),
     "policy of another camera": (

@@ -67,11 +67,18 @@ def test_groups_and_keys_compose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "publish", "ahead"), [("on_policy", 1, 0.0), ("stream", 4, 0.0), ("async", 1, 1.0)]
+    ("sync", "publish", "ahead", "partial"),
+    [
+        ("on_policy", 1, 0.0, False),
+        ("stream", 4, 0.0, False),
+        ("async", 1, 1.0, False),
+        ("async_partial", 1, 1.0, True),
+    ],
 )
-def test_sync_presets_pace_both_sections(sync: str, publish: int, ahead: float) -> None:
+def test_sync_presets_pace_both_sections(sync: str, publish: int, ahead: float, partial: bool) -> None:
     config = load_config(TrainConfig, ["real", f"sync={sync}"])
     assert (config.sync.updates_per_publish, config.staleness.budget) == (publish, ahead)
+    assert config.sync.partial == partial
 
 
 def test_a_partial_section_keeps_the_rest_of_its_own_default() -> None:

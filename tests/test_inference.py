@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from platform.batching import Batcher, Histogram, Request, buckets
 from platform.envs.base import Observation
 from platform.inference import Decisions, InferenceService
 from platform.weights import Published, WeightStore
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -45,7 +47,12 @@ class MarkPolicy(torch.nn.Module):
         self._beside = beside
 
     def act(
-        self, obs: ObservationTensors, *, greedy: bool, generator: torch.Generator | None = None
+        self,
+        obs: ObservationTensors,
+        *,
+        greedy: bool,
+        generator: torch.Generator | None = None,
+        noise: torch.Tensor | None = None,
     ) -> Choice:
         first = self.first.detach().clone()
         self._beside()
@@ -59,6 +66,7 @@ class MarkContext:
     """As much of a context as the service asks for."""
 
     seed = 0
+    record_spec = SimpleNamespace(chunk=1, action_dim=1, bins=2)
 
     def __init__(self, beside: Callable[[], None] = lambda: None) -> None:
         self._beside = beside
@@ -88,10 +96,16 @@ def store_with(version: int) -> WeightStore:
 
 
 def service(
-    context: MarkContext, store: Any, *, exact: bool = True, max_batch: int = 4, max_wait_ms: float = 0.0
+    context: MarkContext,
+    store: Any,
+    *,
+    exact: bool = True,
+    max_batch: int = 4,
+    max_wait_ms: float = 0.0,
+    running: Any = None,
 ) -> InferenceService:
     config = InferenceConfig(max_batch=max_batch, max_wait_ms=max_wait_ms)
-    return InferenceService(cast(Any, context), config, store, exact=exact)
+    return InferenceService(cast(Any, context), config, store, running, exact=exact)
 
 
 def check(decisions: Decisions | None, *marks: float, version: int) -> None:
@@ -382,3 +396,69 @@ def test_the_report_adds_up_the_counts_of_a_run(tmp_path: Path) -> None:
         "batches": {"up_to_4": 7, "up_to_8": 1},
         "waits": {"longer": 1},
     }
+
+
+class Episodes:
+    """Running samples by the version that they were started under, and how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.started: dict[int, int] = {}
+        self.asked = 0
+
+    def running_before(self, version: int) -> int:
+        self.asked += 1
+        return sum(started < version for started in self.started.values())
+
+
+def asks(sample: int, decision: int, mark: float) -> Observation:
+    """A collector's question with the key of its decision."""
+    return replace(observation(mark), keys=np.array([[sample, 0, decision]], np.int64))
+
+
+def answer(served: InferenceService, question: Observation) -> Decisions | None:
+    ticket = served.submit(question)
+    assert served.step()
+    return served.poll(ticket)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_episode_ends_under_the_version_that_it_began_with(exact: bool) -> None:
+    store, running = store_with(0), Episodes()
+    served = service(MarkContext(), store, exact=exact, running=running)
+    running.started = {7: 0}
+    check(answer(served, asks(7, 0, 1.0)), 1.0, version=0)
+    store.publish("policy", 1, weights_of(1))
+    check(answer(served, asks(7, 1, 2.0)), 2.0, version=0)
+    served.close()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_episode_that_began_under_a_new_version_never_sees_the_old_one(exact: bool) -> None:
+    store, running = store_with(0), Episodes()
+    served = service(MarkContext(), store, exact=exact, running=running)
+    running.started = {7: 0}
+    check(answer(served, asks(7, 0, 1.0)), 1.0, version=0)
+    # Both appear before anyone looks: the service may not wait for its next look.
+    store.publish("policy", 1, weights_of(1))
+    store.publish("policy", 2, weights_of(2))
+    running.started = {8: 2}
+    check(answer(served, asks(8, 0, 3.0)), 3.0, version=2)
+    before = running.asked
+    check(answer(served, asks(8, 1, 4.0)), 4.0, version=2)
+    assert running.asked == before, "who was answered under the serving version still runs"
+    served.close()
+
+
+def test_old_weights_outlive_a_checkpoint_while_episodes_of_them_run() -> None:
+    store, running = store_with(0), Episodes()
+    served = service(MarkContext(), store, running=running)
+    running.started = {7: 0}
+    answer(served, asks(7, 0, 1.0))
+    store.publish("policy", 1, weights_of(1))
+    state = served.state()
+
+    again = service(MarkContext(), store, running=running)
+    again.load(state)
+    check(answer(again, asks(7, 1, 2.0)), 2.0, version=0)
+    running.started = {8: 1}
+    check(answer(again, asks(8, 0, 3.0)), 3.0, version=1)

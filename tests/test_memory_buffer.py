@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from buffers.index import is_held_out
 from buffers.memory import MemoryBuffer
 from buffers.rows import RowSet
+from buffers.samples import Admission, Gate
 from buffers.shelf import bytes_per_row
 from configs.errors import CheckpointError, ConfigError, DataError, ReplayError
 from configs.system import BufferConfig
@@ -54,7 +55,7 @@ def test_a_bad_record_is_refused_and_nothing_is_stored() -> None:
     before = buffer.stats()
     with pytest.raises(DataError, match="rewards"):
         buffer.extend([make_record(SPEC, 0, 3), bad])
-    sample = buffer.admit(1, needed=8, budget=0.0)[0].sample_id
+    sample = buffer.admit(1, Admission(8))[0].sample_id
     with pytest.raises(DataError, match="rewards"):
         buffer.append(bad, sample)
     with pytest.raises(ReplayError, match="attempt"):
@@ -191,7 +192,7 @@ def test_old_records_expire_for_the_policy_only() -> None:
     buffer = make_buffer()
     old = buffer.append(make_record(SPEC, 0, 3, version=4))
     new = buffer.append(make_record(SPEC, 1, 3, version=5))
-    lease = buffer.lease(1, min_version=5)
+    lease = buffer.lease(1, gate=Gate(oldest=5))
     assert lease is not None
     assert lease.ids == [new]
     assert buffer.stats()["lifecycle"]["expired"] == 1
@@ -369,7 +370,7 @@ def test_load_is_the_identity() -> None:
     buffer = make_buffer(rows=40, held_out=0.3, reuse_limit=2, seed=5)
     fill(buffer, [4, 2, 7, 8, 1, 5, 6, 3, 8], success=True)
     buffer.advance(3)
-    assert len(buffer.admit(2, needed=100, budget=0.5)) == 2
+    assert len(buffer.admit(2, Admission(150))) == 2
     lease = buffer.lease(5)
     assert lease is not None
     buffer.windows(3, 1, 1)
@@ -384,7 +385,7 @@ def test_load_is_the_identity() -> None:
         fill(each, [5, 5, 5])
         each.advance(4)
         each.reissue()
-        assert [sample.attempt for sample in each.admit(3, needed=60, budget=0.5)] == [1, 1, 0]
+        assert [sample.attempt for sample in each.admit(3, Admission(90))] == [1, 1, 0]
     assert twin.ids() == buffer.ids()
     for split in ("train", "held_out"):
         one, two = (each.windows(20, 2, 3, split=split) for each in (buffer, twin))
@@ -414,7 +415,7 @@ def test_threads_lose_nothing() -> None:
 
     def collect() -> None:
         for number in range(150):
-            key = buffer.admit(1, needed=10_000, budget=0.0)[0].sample_id
+            key = buffer.admit(1, Admission(10_000))[0].sample_id
             buffer.append(make_record(SPEC, number, 1 + number % 8), key)
 
     def learn() -> None:

@@ -17,6 +17,8 @@ def learner(*overrides: str) -> Any:
     """A policy learner without buffers."""
     from platform.context import ANCHOR, POLICY, make_context
     from platform.policy_learner import Pacing, PolicyLearner
+    from platform.ranks import Team
+    from platform.staleness import Rules
     from platform.weights import WeightStore, module_arrays
 
     settings = config("real", "algorithm.max_grad_norm=1e9", "algorithm.kl_anchor=0.1", *overrides)
@@ -25,10 +27,10 @@ def learner(*overrides: str) -> Any:
     store = WeightStore()
     store.publish(POLICY, 0, module_arrays(context.make_policy()))
     store.publish(ANCHOR, 0, module_arrays(context.make_policy()))
-    pacing = Pacing(32, 0, 0, turns_per_publish=1, bound=9, discount=0.9, max_turns=10)
+    pacing = Pacing(32, 0, 0, turns_per_publish=1, rules=Rules(bound=9), discount=0.9, max_turns=10)
     nothing: Any = None
     return PolicyLearner(
-        context, settings.algorithm, pacing, nothing, nothing, store, store, precision="no"
+        context, settings.algorithm, pacing, nothing, nothing, store, store, precision="no", team=Team()
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from buffers.memory import MemoryBuffer
+from buffers.samples import Admission
 from configs.system import BufferConfig
 from tests.gated_env import HELD_SEED, gate
 from tests.run_helper import config
@@ -31,11 +32,15 @@ class StillPolicy:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.keys: list[tuple[int, int, int]] = []
         self._answers: list[Decisions] = []
 
     def submit(self, observation: Any) -> int:
         n = len(observation.instructions)
         self.sizes.append(n)
+        self.keys += [
+            (int(sample), int(attempt), int(number)) for sample, attempt, number in observation.keys
+        ]
         shape = (n, SETTINGS.policy.chunk, 2)
         middle = np.full(shape, SETTINGS.policy.bins // 2, np.int16)
         self._answers.append(
@@ -51,8 +56,8 @@ class StillPolicy:
 class Held(Rollout):
     """Its first episode waits for the gate, all others go on."""
 
-    def _episode_seed(self, sample_id: int) -> int:
-        return HELD_SEED if sample_id == 0 else super()._episode_seed(sample_id)
+    def _episode_seed(self, group: int) -> int:
+        return HELD_SEED if group == 0 else super()._episode_seed(group)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +68,13 @@ def _closed_gate() -> Iterator[None]:
 
 
 def make(
-    kind: type[Rollout], slots: int, *, exact: bool, allotted: int | None = None
+    kind: type[Rollout],
+    slots: int,
+    *,
+    exact: bool,
+    allotted: int | None = None,
+    segment: int | None = None,
+    group: int = 1,
 ) -> tuple[Rollout, MemoryBuffer, StillPolicy, WeightStore]:
     context = make_context(SETTINGS, seed=0, device="cpu")
     env = make_env(SETTINGS.env, slots, chunk=2, replan=2)
@@ -73,8 +84,9 @@ def make(
     if allotted is not None:
         balancer = Balancer(store, "rollout_0", ["rollout_0", "rollout_1"], envs=allotted, most=slots)
     rollout = kind(
-        context, env, buffer, policy, store, index=0, needed=1000, needed_alone=1000, budget=0.0, gamma=1.0,
-        max_steps=None, exact=exact, sampler=None, balancer=balancer,
+        context, env, buffer, policy, store, index=0, admission=Admission(1000, group=group),
+        admission_alone=Admission(1000, group=group),
+        gamma=1.0, max_steps=None, segment=segment, exact=exact, sampler=None, balancer=balancer,
     )  # fmt: skip
     return rollout, buffer, policy, store
 
@@ -132,6 +144,31 @@ def test_running_episodes_are_started_again_after_a_checkpoint() -> None:
     attempts += [episode.attempt for episode in again._episodes.values()]
     assert attempts == [1, 1, 1]
     again.close()
+
+
+def test_a_cut_episode_goes_on_in_another_sample() -> None:
+    rollout, buffer, policy, _ = make(Rollout, 2, exact=True, segment=3)
+    while stored(buffer) < 8:
+        rollout.step()
+    # Four decisions of two steps each are an episode: three, then one.
+    lease = buffer.lease(16)
+    assert lease is not None
+    assert lease.batch.lengths.tolist() == [3, 3, 1, 1, 3, 3, 1, 1]
+    assert rollout.metrics()["env/length"] == 8.0
+    samples = {sample for sample, _, _ in policy.keys}
+    assert len(policy.keys) == len(set(policy.keys)), "every decision has noise of its own"
+    assert samples >= set(range(8))
+    assert {decision for sample, _, decision in policy.keys if sample < 2} == {0, 1, 2}
+    rollout.close()
+
+
+def test_a_group_starts_alike() -> None:
+    rollout, buffer, _, _ = make(Rollout, 4, exact=True, group=2)
+    rollout.step()
+    seeds = [rollout._episodes[slot].seed for slot in range(4)]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    assert stored(buffer) == 0
+    rollout.close()
 
 
 def test_occupancy_by_hand() -> None:

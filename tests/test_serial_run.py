@@ -1,5 +1,6 @@
 """The running system on the serial host: deterministic, resumable, right in every mode."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def test_one_seed_gives_one_run_and_a_resumed_run_is_the_same_run(demos: Path, t
     assert whole["policy_learner"]["turns"] == resumed["policy_learner"]["turns"] == 6
 
 
+def test_a_run_resumed_while_episodes_end_under_the_old_version_is_the_same_run(tmp_path: Path) -> None:
+    paced = ("real", "sync=async", "staleness.on_violation=wait", "staleness.bound=1", "rollout.group=2")
+    whole = run(tmp_path / "a", *paced, "run.stop.updates=9")
+    run(tmp_path / "b", *paced, "run.stop.updates=4")
+    resumed = run(tmp_path / "b", *paced, "run.stop.updates=9", resume=True)
+    for name in ("store", "b_real", "inference", "rollout_0", "policy_learner"):
+        assert_equal(whole[name], resumed[name], name)
+
+
 @pytest.mark.parametrize("mode", ["real", "imagined", "real+imagined"])
 def test_each_mode_trains_on_what_it_names(demos: Path, tmp_path: Path, mode: str) -> None:
     states = run(tmp_path / "run", mode, f"data={demos}", "run.stop.updates=4", "algorithm.critic_warm_up=0")
@@ -137,6 +147,100 @@ def test_lag_never_exceeds_the_bound_and_is_never_negative(tmp_path: Path) -> No
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "staleness/lag_max" in row]
     assert rows
     assert all(0 <= row["staleness/lag_mean"] <= row["staleness/lag_max"] for row in rows)
+
+
+@pytest.mark.parametrize("sync", ["on_policy", "stream", "async", "async_partial"])
+def test_an_episode_has_one_version_unless_it_goes_on_under_new_ones(tmp_path: Path, sync: str) -> None:
+    from platform.metrics import read_rows
+
+    states = run(
+        tmp_path / "run", "real", f"sync={sync}", "run.stop.updates=12", "algorithm.critic_warm_up=0",
+        "run.log_every_s=0.001",
+    )  # fmt: skip
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "staleness/lag_max" in row]
+    ratios = [row["staleness/partial_ratio"] for row in rows]
+    assert all(0 <= ratio <= 1 for ratio in ratios)
+    assert (max(ratios) > 0) == (sync == "async_partial")
+    assert (max(row["staleness/max_partial_span"] for row in rows) > 0) == (sync == "async_partial")
+    if sync == "on_policy":
+        assert max(row["staleness/lag_max"] for row in rows) == 0
+    items = states["b_real"]["shelf"]["items"]
+    assert sync == "async_partial" or all(i["oldest_version"] == i["newest_version"] for i in items)
+    assert max(item["newest_version"] for item in items) > 0
+
+
+@pytest.mark.parametrize("on_violation", ["mask", "cut", "drop", "wait"])
+def test_no_decision_beyond_the_bound_trains(tmp_path: Path, on_violation: str) -> None:
+    from platform.metrics import read_rows
+
+    run(
+        tmp_path / "run", "real", "run.stop.updates=12", "algorithm.critic_warm_up=0", "staleness.bound=1",
+        f"staleness.on_violation={on_violation}", "staleness.budget=3.0", "run.log_every_s=0.001",
+    )  # fmt: skip
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "staleness/lag_max" in row]
+    assert len(rows) > 3
+    if on_violation != "mask":
+        assert max(row["staleness/lag_max"] for row in rows) <= 1
+    dropped = max(row["staleness/dropped"] for row in rows)
+    assert (dropped > 0) == (on_violation != "wait")
+    assert (max(row["staleness/publish_waits"] for row in rows) > 0) == (on_violation == "wait")
+
+
+def test_a_turn_has_its_on_policy_share(tmp_path: Path) -> None:
+    from platform.metrics import read_rows
+
+    run(
+        tmp_path / "run", "real", "run.stop.updates=8", "staleness.on_policy_min_ratio=0.5", "staleness.budget=2.0",
+        "sync.store_size=64", "run.log_every_s=0.0001",
+    )  # fmt: skip
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "staleness/lag_max" in row]
+    for row in rows:
+        assert row["staleness/stale_samples_processed"] <= 0.5 * row["policy/batch_decisions"]
+
+
+def test_groups_start_alike_and_are_trained_together(tmp_path: Path) -> None:
+    states = run(tmp_path / "run", "real", "run.stop.updates=6", "rollout.group=4", "rollout.envs=6")
+    facts = [item["facts"] for item in states["b_real"]["shelf"]["items"]]
+    seeds = Counter(fact["seed"] for fact in facts)
+    assert max(seeds.values()) == 4
+    assert all(len({f["task"] for f in facts if f["seed"] == seed}) == 1 for seed in seeds)
+    samples = states["b_real"]["lifecycle"]["samples"]
+    for group in {sample["group"] for sample in samples}:
+        uses = {s["uses"] for s in samples if s["group"] == group}
+        assert len(uses) == 1, "a group is consumed together"
+
+
+def test_segments_of_an_episode_follow_each_other_and_train_before_it_ends(tmp_path: Path) -> None:
+    from platform.metrics import read_rows
+
+    paced = ("real", "rollout.segment=5", "env.max_episode_steps=48", "run.log_every_s=0.001")
+    states = run(tmp_path / "a", *paced, "run.stop.updates=8")
+    run(tmp_path / "b", *paced, "run.stop.updates=3")
+    resumed = run(tmp_path / "b", *paced, "run.stop.updates=8", resume=True)
+    for name in ("b_real", "rollout_0", "policy_learner"):
+        assert_equal(states[name], resumed[name], name)
+    shelf, row = states["b_real"]["shelf"], 0
+    frames = shelf["columns"]["proprio"]
+    ends: dict[int, Any] = {}
+    lengths: dict[int, list[int]] = {}
+    for item in shelf["items"]:
+        facts = item["facts"]
+        episode = facts["episode_id"]
+        assert facts["is_first"] == (episode == item["id"])
+        if not facts["is_first"]:
+            assert np.array_equal(frames[row], ends[episode]), "it goes on where it was cut"
+        assert facts["is_last"] == (facts["terminated"] or facts["truncated"])
+        row += item["length"] + 1
+        ends[episode] = frames[row - 1]
+        lengths.setdefault(episode, []).append(item["length"])
+    assert [5, 5, 2] in lengths.values(), "twelve decisions in segments of five"
+    assert all(length == 5 for parts in lengths.values() for length in parts[:-1])
+    rows = read_rows(tmp_path / "a" / "metrics.jsonl")
+    assert max(row["env/length"] for row in rows if "env/length" in row) > 5 * 4, (
+        "env steps of whole episodes"
+    )
+    first = next(row for row in rows if row.get("policy/turns", 0) >= 1)
+    assert first["real_steps"] < 8 * 48, "it trained before any episode could end"
 
 
 def test_versions_start_at_zero_and_count_publishes(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class Observation:
     proprio: NDArray[np.float32]
     """``[n, P]``"""
     instructions: list[str]
+    keys: NDArray[np.int64] | None = None
+    """``[n, 3]``: sample, attempt and decision that each row asks for; its sampling noise is drawn from them alone."""
 
     def take(self, index: NDArray[np.int64]) -> Observation:
         """Rows ``index``."""
@@ -53,6 +55,7 @@ class Observation:
             {name: frames[index] for name, frames in self.images.items()},
             self.proprio[index],
             [self.instructions[i] for i in index],
+            None if self.keys is None else self.keys[index],
         )
 
 
