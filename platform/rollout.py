@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from configs.errors import StallError
+
 from .context import Context
 from .episode import EpisodeBuilder
 from .inference import InferenceClient, concatenate
@@ -46,7 +48,7 @@ class Rollout:
 
     ``needed`` is how many decisions the learner takes from ``B_real`` per version (design §5: N), ``needed_alone`` the
     same while imagination is shut; ``budget`` the staleness budget; ``max_steps`` the real steps after which no episode
-    is started; ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
+    is started; ``stall_s`` the longest that a slot may be inside its environment; ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Rollout:
         gamma: float,
         max_steps: int | None,
         exact: bool,
+        stall_s: float,
         sampler: TaskSampler | None,
         balancer: Balancer | None,
     ) -> None:
@@ -78,6 +81,7 @@ class Rollout:
         self._gamma = gamma
         self._max_steps = max_steps
         self._waits = exact or not env.overlaps
+        self._stall_s = stall_s
         self._sampler = sampler
         self._balancer = balancer
         self._allotted = env.num_slots if balancer is None else balancer.allotted({})
@@ -99,7 +103,21 @@ class Rollout:
         give_up = time.monotonic() + PATIENCE_S
         while not (moved := self._move()) and self._working and time.monotonic() < give_up:
             pass
+        self._check_stall()
         return moved
+
+    def _check_stall(self) -> None:
+        """The other slots would go on without one that hangs, and nobody would know."""
+        under_way = {slot: start.began for slot, start in self._starting.items()}
+        under_way |= {slot: stepping.began for slot, stepping in self._stepping.items()}
+        for slot, began in under_way.items():
+            seconds = time.monotonic() - began
+            if seconds > self._stall_s:
+                raise StallError(
+                    f"{self._env.spec.name} has been inside slot {slot} for {seconds:.0f} s",
+                    where=self.name,
+                    remedy="look at the simulator or robot, or raise run.stall_s",
+                )
 
     @property
     def _working(self) -> bool:
