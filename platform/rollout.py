@@ -184,7 +184,7 @@ class Rollout:
             self._allotted = self._balancer.allotted(facts)
         idle = idle[: max(0, self._allotted - (self._env.num_slots - len(idle)))]
         needed = self._needed[bool(facts.get("imagination/open", True))]
-        samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget)
+        samples = self._buffer.admit(len(idle), needed=needed, budget=self._budget) if idle else []
         if not samples:
             self._refused_at = time.monotonic()
             return False
