@@ -224,7 +224,7 @@ def _rollout(
     balancer = Balancer(services.store, workers[index], workers, envs=settings.envs, most=most)
     return Rollout(
         context, env, services.real, inference, services.store, index=index,
-        max_steps=config.run.stop.real_steps, segment=config.rollout.segment,
+        max_steps=config.run.stop.real_steps, segment=config.rollout.segment, stall_s=config.run.stall_s,
         balancer=balancer if balanced else None,
         sampler=TaskSampler(env.spec.tasks) if settings.task_sampling == "failures" else None, **pacing,
     )  # fmt: skip

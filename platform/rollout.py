@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from buffers.samples import Admission, Admitted
+from configs.errors import StallError
 
 from .context import Context
 from .episode import EpisodeBuilder
@@ -48,7 +49,8 @@ class Rollout:
 
     ``admission`` says what may be started, ``admission_alone`` the same while imagination is shut; ``max_steps`` are the
     real steps after which no episode is started; ``segment`` is after how many decisions an episode is cut (None: never);
-    ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
+    ``stall_s`` is the longest that a slot may be inside its environment; ``sampler`` chooses the tasks (None: the seeds
+    do); ``balancer`` says how many slots may be used (None: all).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Rollout:
         max_steps: int | None,
         segment: int | None,
         exact: bool,
+        stall_s: float,
         sampler: TaskSampler | None,
         balancer: Balancer | None,
     ) -> None:
@@ -80,6 +83,7 @@ class Rollout:
         self._max_steps = max_steps
         self._segment = segment
         self._waits = exact or not env.overlaps
+        self._stall_s = stall_s
         self._sampler = sampler
         self._balancer = balancer
         self._allotted = env.num_slots if balancer is None else balancer.allotted({})
@@ -101,7 +105,21 @@ class Rollout:
         give_up = time.monotonic() + PATIENCE_S
         while not (moved := self._move()) and self._working and time.monotonic() < give_up:
             pass
+        self._check_stall()
         return moved
+
+    def _check_stall(self) -> None:
+        """The other slots would go on without one that hangs, and nobody would know."""
+        under_way = {slot: start.began for slot, start in self._starting.items()}
+        under_way |= {slot: stepping.began for slot, stepping in self._stepping.items()}
+        for slot, began in under_way.items():
+            seconds = time.monotonic() - began
+            if seconds > self._stall_s:
+                raise StallError(
+                    f"{self._env.spec.name} has been inside slot {slot} for {seconds:.0f} s",
+                    where=self.name,
+                    remedy="look at the simulator or robot, or raise run.stall_s",
+                )
 
     @property
     def _working(self) -> bool:
@@ -179,7 +197,8 @@ class Rollout:
         taken = len(self._episodes) + len(self._starting)
         idle = idle[: max(0, self._allotted - taken)]
         admission = self._admission[bool(facts.get("imagination/open", True))]
-        samples = self._buffer.admit(len(cut) + len(idle), admission)
+        wanted = len(cut) + len(idle)
+        samples = self._buffer.admit(wanted, admission) if wanted else []
         if not samples:
             self._refused_at = time.monotonic()
             return False

@@ -60,6 +60,7 @@ class Occupancy:
     def take(self, now: float) -> float | None:
         """The share since the last call, in [0, 1]; None when no time has passed."""
         self.note(now, self._busy, self._slots)
-        share = self._busy_s / self._slot_s if self._slot_s > 0 else None
+        # Metrics are read from another thread than the one that notes: rounding must not lead above 1.
+        share = min(1.0, self._busy_s / self._slot_s) if self._slot_s > 0 else None
         self._busy_s, self._slot_s = 0.0, 0.0
         return share

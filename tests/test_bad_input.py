@@ -145,6 +145,7 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "no evaluation to stop at": (["real", "run.stop.success=0.9"], "evaluation.every"),
     "seed": (["real", "run.seed=9999999999999"], "run.seed=9999999999999 does not fit"),
     "frame does not divide": (["imagined", "world_model.obs_model.fold=3"], "does not divide"),
+    "nobody to take over from": (["real", "rollout.spare_envs=2"], "raise rollout.workers"),
     "blocks": (["real", "env.block_radius=0.4"], "do not fit on the table"),
     "resume nothing": (["real", "run.resume=/nowhere"], "no run there"),
     "resume a dataset": (["real", "run.resume={bed}/demos"], "no run there"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from platform.balance import Balancer
 from platform.context import make_context
@@ -17,6 +18,7 @@ import pytest
 
 from buffers.memory import MemoryBuffer
 from buffers.samples import Admission
+from configs.errors import StallError
 from configs.system import BufferConfig
 from tests.gated_env import HELD_SEED, gate
 from tests.run_helper import config
@@ -75,6 +77,7 @@ def make(
     allotted: int | None = None,
     segment: int | None = None,
     group: int = 1,
+    stall_s: float = 120.0,
 ) -> tuple[Rollout, MemoryBuffer, StillPolicy, WeightStore]:
     context = make_context(SETTINGS, seed=0, device="cpu")
     env = make_env(SETTINGS.env, slots, chunk=2, replan=2)
@@ -85,8 +88,8 @@ def make(
         balancer = Balancer(store, "rollout_0", ["rollout_0", "rollout_1"], envs=allotted, most=slots)
     rollout = kind(
         context, env, buffer, policy, store, index=0, admission=Admission(1000, group=group),
-        admission_alone=Admission(1000, group=group),
-        gamma=1.0, max_steps=None, segment=segment, exact=exact, sampler=None, balancer=balancer,
+        admission_alone=Admission(1000, group=group), gamma=1.0, max_steps=None, segment=segment,
+        exact=exact, stall_s=stall_s, sampler=None, balancer=balancer,
     )  # fmt: skip
     return rollout, buffer, policy, store
 
@@ -198,4 +201,13 @@ def test_a_worker_uses_the_slots_that_it_was_allotted() -> None:
         rollout.step()
     assert len(rollout._episodes) + len(rollout._starting) <= 1
     assert 0 <= store.read()["rollout/busy/rollout_0"] <= 1
+    rollout.close()
+
+
+def test_a_slot_that_hangs_ends_the_run_though_the_others_go_on() -> None:
+    rollout, buffer, _, _ = make(Held, 3, exact=False, stall_s=2.0)
+    with pytest.raises(StallError, match=r"Gated-v0 has been inside slot 0 for . s \(rollout_0\)"):
+        all(rollout.step() or True for _ in itertools.count())
+    assert stored(buffer) > 0
+    gate.set()
     rollout.close()
