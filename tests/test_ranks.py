@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from buffers.batches import Lease
-from configs.errors import ConfigError
+from configs.errors import ConfigError, RoleFailure
 from tests.ranks_helper import everywhere, make_learner, on_ranks
 from tests.run_helper import config
 
@@ -198,6 +198,26 @@ def test_a_rank_that_fails_keeps_its_error_for_the_host() -> None:
     message, trace = actor.error() or ("", "")
     assert message == "IndexError: pop from empty list"
     assert trace.startswith("Traceback")
+
+
+def test_the_host_tells_which_rank_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from platform.hosts import ray_host
+
+    class Failed:
+        """An actor whose answers are there at once."""
+
+        @property
+        def error(self) -> Any:
+            return self
+
+        def remote(self) -> tuple[str, str]:
+            return "ValueError: out of paper", "Traceback"
+
+    host = object.__new__(ray_host.RayHost)
+    host._services, host._roles, host._ranks = {}, {}, {"policy_learner_1": Failed()}
+    monkeypatch.setattr(ray_host, "_answers", lambda asked: asked)
+    with pytest.raises(RoleFailure, match="policy_learner_1 failed: ValueError: out of paper"):
+        host._look()
 
 
 def lease_of(lengths: list[int]) -> Lease:
