@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.loader import load_config
 from configs.schema import DemosConfig, TrainConfig
 
@@ -76,3 +78,27 @@ def summary(folder: Path) -> dict[str, Any]:
     """``summary.json`` of a run."""
     data: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return data
+
+
+def assert_same_training(one: dict[str, Any], two: dict[str, Any], versions: int) -> None:
+    """Two runs trained on the same samples in the same order: states of their checkpoints after ``versions`` versions."""
+    first, second = (_samples_before(state["b_real"], versions) for state in (one, two))
+    assert sorted(first) == sorted(second)
+    assert len(first) > versions
+    for key, columns in first.items():
+        for name, column in columns.items():
+            np.testing.assert_allclose(column, second[key][name], atol=1e-5, err_msg=f"{key} {name}")
+    # The shuffle and Adam's moments depend on the order, so equal weights say that it was the same.
+    for name, weights in one["policy_learner"]["policy"].items():
+        np.testing.assert_allclose(weights, two["policy_learner"]["policy"][name], atol=1e-5, err_msg=name)
+
+
+def _samples_before(buffer: dict[str, Any], version: int) -> dict[int, dict[str, Any]]:
+    """Columns of the samples that versions before ``version`` made, by id."""
+    shelf, samples, row = buffer["shelf"], {}, 0
+    for item in shelf["items"]:
+        rows = slice(row, row + item["length"])
+        row += item["length"] + 1
+        if item["newest_version"] < version:
+            samples[item["id"]] = {name: column[rows] for name, column in shelf["columns"].items()}
+    return samples

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.run_helper import config, write_demos
+from tests.run_helper import assert_same_training, config, write_demos
 
 
 def run(folder: Path, mode: str, *overrides: str, resume: bool = False) -> dict[str, Any]:
@@ -208,6 +208,13 @@ def test_groups_start_alike_and_are_trained_together(tmp_path: Path) -> None:
     for group in {sample["group"] for sample in samples}:
         uses = {s["uses"] for s in samples if s["group"] == group}
         assert len(uses) == 1, "a group is consumed together"
+
+
+def test_on_policy_training_does_not_depend_on_who_collects_when(tmp_path: Path) -> None:
+    paced = ("real", "sync=on_policy", "run.stop.updates=3", "algorithm.critic_warm_up=0")
+    one = run(tmp_path / "a", *paced, "rollout.envs=8")
+    two = run(tmp_path / "b", *paced, "rollout.workers=3", "rollout.envs=1")
+    assert_same_training(one, two, 3)
 
 
 def test_segments_of_an_episode_follow_each_other_and_train_before_it_ends(tmp_path: Path) -> None:
