@@ -134,10 +134,19 @@ class Averages:
                     self._counts[key] = self._counts.get(key, 0) + 1
 
     def merge(self, other: Averages) -> None:
-        """Add every observation of ``other``."""
-        for name, total in other._sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + total
-            self._counts[name] = self._counts.get(name, 0) + other._counts[name]
+        """Add every observation of ``other``, which nobody adds to meanwhile."""
+        with self._lock:
+            for name, total in other._sums.items():
+                self._sums[name] = self._sums.get(name, 0.0) + total
+                self._counts[name] = self._counts.get(name, 0) + other._counts[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sums and counts: the lock stays in its process."""
+        return {"_sums": self._sums, "_counts": self._counts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """With a lock of its own."""
+        vars(self).update(state, _lock=threading.Lock())
 
     def take(self) -> dict[str, float]:
         """Means since the last call."""

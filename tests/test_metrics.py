@@ -2,7 +2,7 @@ import json
 import pickle
 import time
 from pathlib import Path
-from platform.metrics import Count, Mean, joined
+from platform.metrics import Averages, Count, Mean, joined
 
 import pytest
 from hypothesis import given
@@ -112,3 +112,12 @@ def test_a_mean_keeps_its_count_on_the_way_out_of_an_actor() -> None:
     mean = pickle.loads(pickle.dumps(Mean(1.5, 4)))
     assert (mean, mean.count) == (1.5, 4)
     assert json.dumps({"x": mean}) == '{"x": 1.5}'
+
+
+def test_averages_cross_processes() -> None:
+    kept = Averages()
+    kept.add({"loss": 1.0})
+    moved = pickle.loads(pickle.dumps(kept))
+    moved.add({"loss": 2.0})
+    kept.merge(moved)
+    assert kept.take() == {"loss": pytest.approx(4 / 3)}
