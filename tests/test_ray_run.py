@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run_helper import FAST, summary, write_demos
+from tests.run_helper import FAST, assert_same_training, summary, write_demos
 
 MARK = "REVERIE_TEST_MARK"
 LONG_S = 180
@@ -116,6 +116,20 @@ def test_an_interrupt_leaves_a_checkpoint_that_resumes(demos: Path, tmp_path: Pa
     assert resumed == step + 2
     assert states["policy_learner"]["version"] >= step + 2
     assert not (tmp_path / "other").exists()
+
+
+def test_on_policy_training_is_that_of_the_serial_host(tmp_path: Path) -> None:
+    from platform.checkpoint import read_checkpoint
+
+    paced = ("real", "sync=on_policy", "run.stop.updates=3", "algorithm.critic_warm_up=0")
+    spread = ("rollout.workers=2", "rollout.envs=3", "inference.replicas=2")
+    runs = {"serial": ("host=serial",), "ray": spread}
+    states = {}
+    for name, where in runs.items():
+        code, _, err = Run(tmp_path / name, *paced, *where).end()
+        assert code == 0, err
+        _, states[name] = read_checkpoint(tmp_path / name / "checkpoints")
+    assert_same_training(states["serial"], states["ray"], 3)
 
 
 TWO_RANKS = ("learner.ranks=2", "algorithm.micro_batch=16")

@@ -76,7 +76,7 @@ def test_a_run_resumed_while_episodes_end_under_the_old_version_is_the_same_run(
     whole = run(tmp_path / "a", *paced, "run.stop.updates=9")
     run(tmp_path / "b", *paced, "run.stop.updates=4")
     resumed = run(tmp_path / "b", *paced, "run.stop.updates=9", resume=True)
-    for name in ("store", "b_real", "inference", "rollout_0", "policy_learner"):
+    for name in ("store", "b_real", "inference_0", "rollout_0", "policy_learner"):
         assert_equal(whole[name], resumed[name], name)
 
 
