@@ -182,6 +182,7 @@ def test_the_tabletop_through_gymnasium_equals_its_own_adapter():
     np.testing.assert_array_equal(left.observation.images["camera"], right.observation.images["top"])
     np.testing.assert_array_equal(left.observation.proprio, right.observation.proprio)
     np.testing.assert_array_equal(left.rewards, right.rewards)
+    first.close()
 
 
 def test_resize_takes_the_mean_of_the_area():

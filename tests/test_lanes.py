@@ -30,10 +30,12 @@ def make(overlap: Overlap, mode: str = "count", slots: int = 3, **fields: Any) -
 
 @pytest.fixture(autouse=True)
 def _closed_gate() -> Iterator[None]:
+    before = set(threading.enumerate())
     gate.clear()
     yield
     gate.set()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("env slot")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("env slot")]
     assert not [
         child for child in multiprocessing.active_children() if child.name == "tests.gated_env:Gated-v0"
     ]
