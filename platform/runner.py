@@ -36,8 +36,10 @@ from .weights import Arrays, load_arrays, module_arrays
 log = logging.getLogger(__name__)
 
 PAUSE_TIMEOUT_S = 30.0
-INTERRUPT_PAUSE_S = 1.5
-"""An interrupted run must be gone within seconds: a role that is still busy then keeps its last checkpointed state."""
+INTERRUPT_PAUSE_S = 3.5
+"""An interrupted run must be gone within seconds."""
+LOOKERS_ON = frozenset({"imagination", "evaluator"})
+"""Roles whose state of the last checkpoint goes with anybody's newer one: they publish no weights and hold no samples."""
 
 
 @dataclass
@@ -286,13 +288,17 @@ class Runner:
         late = host.pause(timeout_s)
         if late and timeout_s == PAUSE_TIMEOUT_S:
             raise RoleFailure(f"{', '.join(late)} did not pause within {timeout_s:.0f} s", where="checkpoint")
-        self._states |= host.states(skip=late)
-        self._states["runner"] = vars(self._progress)
-        turns = self._states["policy_learner"]["turns"]
-        held = self._states["store"]["weights"]
+        states = host.states(skip=late)
+        held = states["store"]["weights"]
         models = {name: held[name]["arrays"] for name in (OBS_MODEL, REWARD_MODEL) if name in held}
         # What a checkpoint offers for use is the policy that evaluated best, once a run has evaluated any.
-        models[POLICY] = held[BEST]["arrays"] if BEST in held else self._states["policy_learner"]["policy"]
+        models[POLICY] = held[BEST if BEST in held else POLICY]["arrays"]
+        if not all(name in LOOKERS_ON and name in self._states for name in late):
+            log.warning("%s did not pause in time: the checkpoint before stays the newest", ", ".join(late))
+            return models
+        self._states |= states
+        self._states["runner"] = vars(self._progress)
+        turns = self._states["policy_learner"]["turns"]
         write_checkpoint(
             self._folder / "checkpoints", turns, self._states, models, self._context,
             keep=self._config.run.keep_checkpoints,
