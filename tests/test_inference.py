@@ -1,176 +1,28 @@
-"""The inference service: when batches leave, what they hold, which weights they use."""
+"""The inference service: what batches hold, which weights they use."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from platform.batching import Batcher, Histogram, Request, buckets
-from platform.envs.base import Observation
-from platform.inference import Decisions, InferenceService
+from platform.inference import Decisions
 from platform.weights import Published, WeightStore
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.system import InferenceConfig
-from policies.base import Choice, ObservationTensors
+from tests.inference_helper import (
+    MarkContext,
+    check,
+    observation,
+    service,
+    store_with,
+    weights_of,
+)
 
 LONG_S = 60.0
-
-
-def observation(*marks: float) -> Observation:
-    """One row per mark; its proprio is the mark."""
-    count = len(marks)
-    return Observation(
-        {"top": np.zeros((count, 2, 2, 3), np.uint8)},
-        np.array(marks, np.float32)[:, None],
-        ["reach"] * count,
-    )
-
-
-class MarkPolicy(torch.nn.Module):
-    """Answers with its two weights, which every version sets to its number, and with the observation's mark."""
-
-    def __init__(self, beside: Callable[[], None]) -> None:
-        super().__init__()
-        self.first = torch.nn.Parameter(torch.tensor(-1.0))
-        self.second = torch.nn.Parameter(torch.tensor(-1.0))
-        self.sizes: list[int] = []
-        self._beside = beside
-
-    def act(
-        self,
-        obs: ObservationTensors,
-        *,
-        greedy: bool,
-        generator: torch.Generator | None = None,
-        noise: torch.Tensor | None = None,
-    ) -> Choice:
-        first = self.first.detach().clone()
-        self._beside()
-        tokens = first.long().expand(len(obs), 1, 1)
-        log_probs = self.second.detach().expand(len(obs), 1, 1)
-        self.sizes.append(len(obs))
-        return Choice(tokens, log_probs, obs.proprio[:, 0])
-
-
-class MarkContext:
-    """As much of a context as the service asks for."""
-
-    seed = 0
-    record_spec = SimpleNamespace(chunk=1, action_dim=1, bins=2)
-
-    def __init__(self, beside: Callable[[], None] = lambda: None) -> None:
-        self._beside = beside
-        self.policies: list[MarkPolicy] = []
-
-    def make_policy(self) -> MarkPolicy:
-        self.policies.append(MarkPolicy(self._beside))
-        return self.policies[-1]
-
-    def tensors(self, seen: Observation) -> ObservationTensors:
-        return ObservationTensors(
-            {}, torch.from_numpy(seen.proprio), torch.zeros(len(seen.proprio), 1, dtype=torch.int64)
-        )
-
-    def sizes(self) -> list[int]:
-        return [size for policy in self.policies for size in policy.sizes]
-
-
-def weights_of(version: int) -> dict[str, Any]:
-    return {"first": np.float32(version), "second": np.float32(version)}
-
-
-def store_with(version: int) -> WeightStore:
-    store = WeightStore()
-    store.publish("policy", version, weights_of(version))
-    return store
-
-
-def service(
-    context: MarkContext,
-    store: Any,
-    *,
-    exact: bool = True,
-    max_batch: int = 4,
-    max_wait_ms: float = 0.0,
-    running: Any = None,
-) -> InferenceService:
-    config = InferenceConfig(max_batch=max_batch, max_wait_ms=max_wait_ms)
-    return InferenceService(cast(Any, context), config, store, running, exact=exact)
-
-
-def check(decisions: Decisions | None, *marks: float, version: int) -> None:
-    """Whole: rows of the question, every weight of one version, and that version named."""
-    assert decisions is not None
-    assert decisions.version == version
-    assert decisions.values.tolist() == list(marks)
-    assert decisions.tokens.tolist() == [[[version]]] * len(marks)
-    assert decisions.log_probs.tolist() == [[[version]]] * len(marks)
-
-
-# When a batch leaves
-
-
-def request(ticket: int, size: int, arrived: float = 0.0) -> Request:
-    return Request(ticket, observation(*range(size)), arrived)
-
-
-def test_a_batch_is_due_when_its_first_request_has_waited() -> None:
-    batcher = Batcher(max_batch=10, max_wait_s=5.0)
-    assert batcher.due_in(0.0) is None
-    batcher.add(request(0, 2, arrived=100.0))
-    assert batcher.due_in(101.0) == 4.0
-    batcher.add(request(1, 2, arrived=103.0))
-    assert batcher.due_in(103.0) == 2.0, "a later request does not extend the wait"
-    assert batcher.due_in(107.0) == 0.0
-    assert [r.ticket for r in batcher.take()] == [0, 1]
-    assert batcher.due_in(107.0) is None
-
-
-def test_a_batch_is_due_when_it_is_full() -> None:
-    batcher = Batcher(max_batch=4, max_wait_s=5.0)
-    batcher.add(request(0, 3, arrived=100.0))
-    assert batcher.due_in(100.0) == 5.0
-    batcher.add(request(1, 1, arrived=100.0))
-    assert batcher.due_in(100.0) == 0.0
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 9), max_size=30), st.integers(1, 6))
-def test_no_batch_is_too_large_and_no_request_is_lost_or_overtaken(sizes: list[int], largest: int) -> None:
-    batcher = Batcher(largest, max_wait_s=0.0)
-    for ticket, size in enumerate(sizes):
-        batcher.add(request(ticket, size))
-    left = []
-    while batch := batcher.take():
-        assert len(batch) == 1 or sum(r.size for r in batch) <= largest
-        left += [r.ticket for r in batch]
-    assert left == list(range(len(sizes)))
-    assert batcher.due_in(0.0) is None
-
-
-@pytest.mark.parametrize(
-    ("largest", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))]
-)
-def test_buckets_are_powers_of_two_and_the_largest_batch(largest: int, expected: tuple[int, ...]) -> None:
-    assert buckets(largest) == expected
-
-
-def test_a_histogram_counts_up_to_each_bound_once() -> None:
-    histogram = Histogram("x", (1, 2, 4), "_ms")
-    for value in (0.0, 1.0, 1.5, 3.0, 4.0, 4.1):
-        histogram.add(value)
-    assert histogram.take() == {"x/up_to_1_ms": 2, "x/up_to_2_ms": 1, "x/up_to_4_ms": 2, "x/longer": 1}
-    assert histogram.take() == {}
 
 
 # What a batch holds
@@ -396,69 +248,3 @@ def test_the_report_adds_up_the_counts_of_a_run(tmp_path: Path) -> None:
         "batches": {"up_to_4": 7, "up_to_8": 1},
         "waits": {"longer": 1},
     }
-
-
-class Episodes:
-    """Running samples by the version that they were started under, and how often they were asked for."""
-
-    def __init__(self) -> None:
-        self.started: dict[int, int] = {}
-        self.asked = 0
-
-    def running_before(self, version: int) -> int:
-        self.asked += 1
-        return sum(started < version for started in self.started.values())
-
-
-def asks(sample: int, decision: int, mark: float) -> Observation:
-    """A collector's question with the key of its decision."""
-    return replace(observation(mark), keys=np.array([[sample, 0, decision]], np.int64))
-
-
-def answer(served: InferenceService, question: Observation) -> Decisions | None:
-    ticket = served.submit(question)
-    assert served.step()
-    return served.poll(ticket)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_an_episode_ends_under_the_version_that_it_began_with(exact: bool) -> None:
-    store, running = store_with(0), Episodes()
-    served = service(MarkContext(), store, exact=exact, running=running)
-    running.started = {7: 0}
-    check(answer(served, asks(7, 0, 1.0)), 1.0, version=0)
-    store.publish("policy", 1, weights_of(1))
-    check(answer(served, asks(7, 1, 2.0)), 2.0, version=0)
-    served.close()
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_an_episode_that_began_under_a_new_version_never_sees_the_old_one(exact: bool) -> None:
-    store, running = store_with(0), Episodes()
-    served = service(MarkContext(), store, exact=exact, running=running)
-    running.started = {7: 0}
-    check(answer(served, asks(7, 0, 1.0)), 1.0, version=0)
-    # Both appear before anyone looks: the service may not wait for its next look.
-    store.publish("policy", 1, weights_of(1))
-    store.publish("policy", 2, weights_of(2))
-    running.started = {8: 2}
-    check(answer(served, asks(8, 0, 3.0)), 3.0, version=2)
-    before = running.asked
-    check(answer(served, asks(8, 1, 4.0)), 4.0, version=2)
-    assert running.asked == before, "who was answered under the serving version still runs"
-    served.close()
-
-
-def test_old_weights_outlive_a_checkpoint_while_episodes_of_them_run() -> None:
-    store, running = store_with(0), Episodes()
-    served = service(MarkContext(), store, running=running)
-    running.started = {7: 0}
-    answer(served, asks(7, 0, 1.0))
-    store.publish("policy", 1, weights_of(1))
-    state = served.state()
-
-    again = service(MarkContext(), store, running=running)
-    again.load(state)
-    check(answer(again, asks(7, 1, 2.0)), 2.0, version=0)
-    running.started = {8: 1}
-    check(answer(again, asks(8, 0, 3.0)), 3.0, version=1)
