@@ -12,14 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from sample_efficiency import FULL, QUICK, RESULTS, Size, command, curve, prepare, quickstart
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from stale_run import ARMS, ENV, SMALL, Job, Size, run
+from success_plot import new_plot, save_plot
 
 RESULTS = Path(__file__).parent / "results"
 DEFAULT_GIPO = "gipo 0.5"
@@ -106,12 +107,7 @@ def share(
 
 def plot(cells: dict[str, dict[int, dict[str, Any]]], lags: Sequence[int], start: float, path: Path) -> None:
     """Final success against lag, a line per arm."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    figure, axis = new_plot()
     for number, (arm, row) in enumerate(cells.items()):
         at = [lags.index(lag) + 0.05 * (number - len(cells) / 2) for lag in row]
         rates = [cell["greedy"]["rate"] for cell in row.values()]
@@ -120,14 +116,11 @@ def plot(cells: dict[str, dict[int, dict[str, Any]]], lags: Sequence[int], start
             for end in ("low", "high")
         ]
         axis.errorbar(at, rates, yerr=ends, marker="o", capsize=3, label=arm)
-    axis.axhline(start, color="black", linewidth=0.8, linestyle=":", label="before training")
     axis.set_xticks(range(len(lags)), [str(lag) for lag in lags])
-    axis.set_xlabel("age of the data in updates")
-    axis.set_ylabel("final greedy success on held-out starts")
-    axis.set_ylim(0, 1)
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.savefig(path, dpi=120)
+    save_plot(
+        figure, axis, x="age of the data in updates", y="final greedy success on held-out starts",
+        level=start, label="before training", path=path,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from success_plot import new_plot, save_plot
 
 RESULTS = Path(__file__).parent / "results"
 MODES = ("real", "real+imagined")
@@ -118,12 +119,7 @@ def steps_to(points: list[tuple[int, float]], target: float) -> float | None:
 
 def plot(curves: dict[str, list[list[tuple[int, float]]]], target: float, path: Path) -> None:
     """Success against real steps, a line per seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    figure, axis = new_plot()
     for mode, colour in zip(MODES, ("tab:gray", "tab:blue"), strict=True):
         for number, points in enumerate(curves[mode]):
             axis.plot(
@@ -133,13 +129,10 @@ def plot(curves: dict[str, list[list[tuple[int, float]]]], target: float, path: 
                 alpha=0.8,
                 label=mode if number == 0 else None,
             )
-    axis.axhline(target, color="black", linewidth=0.8, linestyle=":")
-    axis.set_xlabel("online real steps")
-    axis.set_ylabel("greedy success on held-out starts")
-    axis.set_ylim(0, 1)
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.savefig(path, dpi=120)
+    save_plot(
+        figure, axis, x="online real steps", y="greedy success on held-out starts", level=target, label=None,
+        path=path,
+    )  # fmt: skip
 
 
 def main() -> None:

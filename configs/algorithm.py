@@ -31,7 +31,7 @@ class AlgorithmBase:
     learning_rate_end: Fraction = 1.0
     """Share of that rate which is left at the run's last turn; it falls on a straight line."""
     critic_learning_rate: NaturalFloat = 1e-3
-    """AdamW, critic network (its own trunk: value gradients never reach the policy)."""
+    """AdamW, critic network: it reads the actor's features, its gradients never reach them."""
     critic_warm_up: NaturalInt = 20
     """Turns at the start in which the critic learns alone."""
     max_grad_norm: PositiveFloat = 0.5

@@ -55,7 +55,7 @@ class DecisionBatch:
     present: NDArray[np.bool_]
     """``[M]``"""
     anchor_logits: torch.Tensor | None = None
-    """``[N, K, D, bins]`` of the policy that the run started from."""
+    """``[N, K, D, bins]`` of the anchor, where the objective has one and the policy trains."""
     advantage_std: float = 0.0
     """Of all ranks' decisions, as ``return_mean`` is."""
     return_mean: float = 0.0

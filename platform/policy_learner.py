@@ -131,8 +131,8 @@ class PolicyLearner:
                 self._context, batches, self.policy, self._algorithm,
                 version=self.version, bound=self._pacing.bound, discount=self._pacing.discount,
             )  # fmt: skip
-            batch.anchor_logits = self._anchor_logits(batch)
-        warming = self.turns < self._algorithm.critic_warm_up
+            warming = self.turns < self._algorithm.critic_warm_up
+            batch.anchor_logits = None if warming else self._anchor_logits(batch)
         if not warming and self._recomputes:
             batch.proximal_log_probs = proximal_log_probs(batch, self.policy)
         for _ in range(0 if warming else self._algorithm.epochs):

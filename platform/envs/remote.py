@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -117,14 +118,10 @@ def _serve(pipe: Connection, build: Callable[[], DecisionEnv]) -> None:
         pipe.send((None, _told(error)))
         return
     pipe.send((None, None))
-    try:
+    # A closed pipe means that the process that asked is gone: a reason to end, and nobody to tell.
+    with closing(env), suppress(EOFError, BrokenPipeError):
         while (call := pipe.recv()) is not None:
             pipe.send(_answered(env, *call))
-    except (EOFError, BrokenPipeError):
-        # The process that asks is gone: there is nobody to tell.
-        pass
-    finally:
-        env.close()
 
 
 def _answered(env: DecisionEnv, method: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
