@@ -39,7 +39,7 @@ class Lifecycle(Census):
         self._measured = False
         self._version: int | None = None
         self._limit = 0
-        self._leases: dict[int, tuple[int, list[int]]] = {}
+        self._leases: dict[int, list[int]] = {}
         self._next_id = 0
         self._next_lease = 0
 
@@ -152,27 +152,26 @@ class Lifecycle(Census):
         for is not charged to the version, or the version could run out before its last batch.
         """
         samples = self._move(ids, S.LEASED)
+        share = min(1.0, asked / max(1, sum(sample.decisions for sample in samples)))
+        for sample in samples:
+            sample.charge = sample.decisions * share
         self._next_lease += 1
-        self._leases[self._next_lease - 1] = (asked, [sample.id for sample in samples])
+        self._leases[self._next_lease - 1] = [sample.id for sample in samples]
         return self._next_lease - 1
 
     def commit(self, lease_id: int) -> list[int]:
         """The learner trained on them: one use more. Ids of those that are consumed now."""
-        asked, ids = self._take_lease(lease_id)
-        samples = [self._samples[i] for i in ids]
-        total = sum(sample.decisions for sample in samples)
+        samples = [self._samples[i] for i in self._take_lease(lease_id)]
         for sample in samples:
             sample.uses += 1
         consumed = [sample for sample in samples if sample.uses == self.reuse_limit]
-        for sample in consumed:
-            sample.charge *= min(1.0, asked / total)
-        self._move([s.id for s in samples if s.uses < self.reuse_limit], S.BUFFERED)
+        self._give_back(s.id for s in samples if s.uses < self.reuse_limit)
         self._move([s.id for s in consumed], S.CONSUMED)
         return [s.id for s in consumed]
 
     def release(self, lease_id: int) -> None:
         """The learner did not train on them: no use."""
-        self._move(self._take_lease(lease_id)[1], S.BUFFERED)
+        self._give_back(self._take_lease(lease_id))
 
     def expire(self, ids: Iterable[int]) -> list[int]:
         """Buffered samples end unused (or partly used): too old, or evicted. With them go the buffered samples of their
@@ -194,13 +193,15 @@ class Lifecycle(Census):
 
     def leased_ids(self) -> set[int]:
         """Samples in any lease."""
-        return {i for _, ids in self._leases.values() for i in ids}
+        return {i for ids in self._leases.values() for i in ids}
 
     def state(self) -> dict[str, Any]:
         """JSON types. Leases do not outlive their learner: leased samples are written as buffered."""
         samples = [asdict(sample) for sample in self._samples.values()]
         for sample in samples:
-            sample["state"] = str(S.BUFFERED if sample["state"] is S.LEASED else sample["state"])
+            if sample["state"] is S.LEASED:
+                sample |= {"state": S.BUFFERED, "charge": float(sample["decisions"])}
+            sample["state"] = str(sample["state"])
         return {
             "version": self._version,
             "limit": self._limit,
@@ -256,7 +257,11 @@ class Lifecycle(Census):
                 remedy="drop what refers to it",
             )
 
-    def _take_lease(self, lease_id: int) -> tuple[int, list[int]]:
+    def _give_back(self, ids: Iterable[int]) -> None:
+        for sample in self._move(ids, S.BUFFERED):
+            sample.charge = float(sample.decisions)
+
+    def _take_lease(self, lease_id: int) -> list[int]:
         if lease_id not in self._leases:
             raise ReplayError(
                 f"lease {lease_id} was committed or released, or is of an earlier run",

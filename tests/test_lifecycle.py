@@ -61,6 +61,22 @@ def test_the_budget_is_counted_in_decisions() -> None:
     assert table.stock().available == 18
 
 
+def test_a_lease_of_whole_samples_leaves_room_for_the_next_batch_while_it_is_trained() -> None:
+    """Batches of 4 decisions in samples of 3, one version ahead: 4 are charged of the 6 that are lent."""
+    table = make_table(longest=3)
+    table.advance(0)
+    ids = admit(table, 9, needed=4, budget=1.0)
+    assert len(ids) == 3
+    store_all(table, ids, 3)
+    lease = table.lease(ids[:2], asked=4)
+    assert room(table, 4, 1.0) == 1, "3 decisions wait and 8 - 4 - 3 places are free"
+    twin = make_table(longest=3)
+    twin.load(table.state())
+    assert room(twin, 4, 1.0) == 0, "no lease survives a restart"
+    table.release(lease)
+    assert room(table, 4, 1.0) == 0
+
+
 def test_failed_and_expired_samples_give_their_place_back() -> None:
     table = make_table()
     ids = admit(table, 3, needed=3)

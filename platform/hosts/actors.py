@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ..acceleration import flush_denormals
 from ..metrics import BusyClock
 from ..role import Role, State, WaitsForWork
 from .base import Health
@@ -52,6 +53,7 @@ class RankActor(ServiceActor):
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank."""
+        flush_denormals()
         try:
             return super().call(method, *args, **kwargs)
         except Exception as error:
@@ -87,6 +89,7 @@ class RoleActor:
         return os.getpid()
 
     def _loop(self) -> None:
+        flush_denormals()
         idle_s = FIRST_IDLE_S
         while self._error is None:
             self._running.wait()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from configs.errors import ReverieError, RoleFailure
 
+from ..acceleration import flush_denormals
 from ..metrics import BusyClock
 from ..ranks import Colleague, RankWorker
 from ..role import Role, State
@@ -21,6 +22,7 @@ class SerialHost:
     exact = True
 
     def __init__(self) -> None:
+        flush_denormals()
         self._services: dict[str, Any] = {}
         self._roles: dict[str, Role] = {}
         self._clocks: dict[str, BusyClock] = {}
