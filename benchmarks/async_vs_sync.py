@@ -8,8 +8,8 @@ is chosen to make them equal, so that running them beside each other can at most
 slots, as many as the mean step is longer: when no slot waits for another, collectors are then just as fast.
 
 - ``equal``: every step takes 10 ms.
-- ``tails``: log-normal with sigma 1, so one step in a hundred takes 100 ms or more, and a loop that waits for all slots waits
-  for the slowest.
+- ``tails``: log-normal with sigma 1.25, so one step in a hundred takes 180 ms or more, and a loop that waits for all slots
+  waits for the slowest.
 
 *The synchronous loop* is ``host=serial sync=on_policy``: collect a batch, train on it, collect the next one, in one process.
 All slots step beside each other in it, too, and it pays for no actors and no messages, so it is the fastest
@@ -29,7 +29,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,20 @@ RESULTS = Path(__file__).parent / "results"
 PRESETS = Path(__file__).parent.parent / "configs" / "sync"
 LOOP = "synchronous loop"
 MEDIAN_S = 0.01
-SIGMA = {"equal": 0.0, "tails": 1.0}
+SIGMA = {"equal": 0.0, "tails": 1.25}
 TARGET = {"equal": 1.9, "tails": 2.4}
-STEPS = 8
+STEPS = 16
 """Env steps per decision."""
-BATCH = 128
-"""Decisions per turn."""
-PROBE_SLOTS = 16
+PROBE_SLOTS = 8
+YIELDING = ("host=ray", "host.niceness.rollout=10", "host.niceness.inference=10")
+"""Collectors are ahead; on two cores they would slow the learner down."""
 COMMON = (
-    "real", "env=gymnasium", "env.id=waiting_env:Waiting-v0", "env.camera_size=32", "env.max_episode_steps=48",
-    "policy.width=96", "policy.layers=1", "policy.stem_channels=[16,32]", "policy.keypoints=8", "policy.bins=8",
-    f"policy.chunk={STEPS}", f"policy.replan={STEPS}", f"algorithm.batch={BATCH}", f"algorithm.micro_batch={BATCH}",
-    "algorithm.epochs=4", "algorithm.critic_warm_up=2", "algorithm.kl_anchor=0.0", "algorithm.learning_rate=5e-3",
-    "algorithm.learning_rate_warm_up=5", "algorithm.gamma=0.8", "buffers.real.reuse_limit=1", "evaluation.every=0",
-    "evaluation.quality_every=0", "inference.max_wait_ms=1.0", "run.precision=no", "run.checkpoint_every=0", "run.log_every_s=0.2",
+    "real", "env=gymnasium", "env.id=waiting_env:Waiting-v0", "env.camera_size=32", "env.max_episode_steps=96",
+    "policy.width=192", "policy.layers=3", "policy.stem_channels=[32,64]", "policy.keypoints=8", "policy.bins=4",
+    f"policy.chunk={STEPS}", f"policy.replan={STEPS}", "algorithm.epochs=8", "algorithm.critic_warm_up=2",
+    "algorithm.kl_anchor=0.0", "algorithm.learning_rate=3e-4", "algorithm.learning_rate_warm_up=5", "algorithm.gamma=0.97",
+    "algorithm.gae_lambda=0.3", "buffers.real.reuse_limit=1", "evaluation.every=0", "evaluation.quality_every=0",
+    "inference.max_wait_ms=1.0", "run.precision=no", "run.checkpoint_every=0", "run.log_every_s=0.5",
 )  # fmt: skip
 
 
@@ -61,6 +61,8 @@ class Size:
     """How much work."""
 
     turns: int
+    batch: int
+    """Decisions per turn."""
     trials: int
     seeds: int
     presets: tuple[str, ...]
@@ -88,10 +90,11 @@ def presets() -> tuple[str, ...]:
 def train(folder: Path, mode: str, case: str, slots: int, seed: int, size: Size) -> Run:
     """One run of ``platform.train``; an existing one is not repeated."""
     run = folder / f"{mode.replace(' ', '_')}_{case}_{slots}_{seed}"
-    placed = ("host=serial", "sync=on_policy") if mode == LOOP else ("host=ray", f"sync={mode}")
+    placed = ("host=serial", "sync=on_policy") if mode == LOOP else (*YIELDING, f"sync={mode}")
     if not (run / "summary.json").is_file():
         command = [
             sys.executable, "-m", "platform.train", *COMMON, *placed, f"run.dir={run}", f"run.seed={seed}",
+            f"algorithm.batch={size.batch}", f"algorithm.micro_batch={size.batch}",
             f"rollout.envs={slots}", f"run.stop.updates={size.turns}", f"evaluation.trials={size.trials}",
             f"evaluation.envs={min(64, size.trials)}",
             f"env.kwargs={{median_s: {MEDIAN_S}, sigma: {SIGMA[case]}}}",
@@ -135,7 +138,7 @@ def slots_for(probe: Run) -> dict[str, int]:
 
 def measure(folder: Path, size: Size) -> dict[str, dict[str, list[Run]]]:
     """Every mode in every case, seed by seed, so that a machine that gets slower does so for all."""
-    probe = train(folder, LOOP, "equal", PROBE_SLOTS, 1000, Size(12, 4, 1, ()))
+    probe = train(folder, LOOP, "equal", PROBE_SLOTS, 1000, replace(size, turns=6, trials=4))
     slots = slots_for(probe)
     print(f"a turn of the learner takes {probe.learner_s:.2f} s: {slots['equal']} slots without tails, "
           f"{slots['tails']} with")  # fmt: skip
@@ -233,8 +236,8 @@ def main() -> None:
         "--out", type=Path, default=None, help="folder of the runs; runs that are there are not repeated"
     )
     options = parser.parse_args()
-    size = Size(12, 4, 1, ("async",)) if options.quick else Size(60, 128, 3, presets())
-    size = Size(options.turns or size.turns, size.trials, options.seeds or size.seeds, size.presets)
+    size = Size(6, 32, 4, 1, ("async_partial",)) if options.quick else Size(24, 128, 128, 2, presets())
+    size = replace(size, turns=options.turns or size.turns, seeds=options.seeds or size.seeds)
     folder = options.out or Path("outputs") / "async_vs_sync" / time.strftime("%Y-%m-%d_%H-%M-%S")
     began = time.monotonic()
     runs = measure(folder, size)

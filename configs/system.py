@@ -11,6 +11,9 @@ from configs.errors import ConfigError
 from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, Seed, component
 
 
+Niceness = Annotated[int, Field(ge=0, le=19)]
+
+
 @component
 class BufferConfig:
     """One replay buffer."""
@@ -160,6 +163,19 @@ class SerialHostConfig:
 
 
 @component
+class NicenessConfig:
+    """How far each role yields a CPU that others want, too: 0 (not at all) to 19, as the system's ``nice`` counts."""
+
+    rollout: Niceness = 0
+    inference: Niceness = 0
+    imagination: Niceness = 0
+    policy_learner: Niceness = 0
+    obs_model_learner: Niceness = 0
+    reward_model_learner: Niceness = 0
+    evaluator: Niceness = 0
+
+
+@component
 class RayHostConfig:
     """One Ray actor per role."""
 
@@ -170,6 +186,8 @@ class RayHostConfig:
     """Shared memory for a cluster started here; Ray itself wants about 80 MB."""
     threads: PositiveInt = 1
     """Torch threads per role; more only where a role has cores of its own."""
+    niceness: NicenessConfig = field(default_factory=NicenessConfig)
+    """Who goes first where roles outnumber the cores: let those yield that have work ahead."""
 
 
 HostConfig = Annotated[SerialHostConfig | RayHostConfig, Field(discriminator="kind")]

@@ -66,11 +66,12 @@ class RankActor(ServiceActor):
 
 
 class RoleActor:
-    """A role and the thread that lets it work."""
+    """A role and the thread that lets it work. ``niceness`` is added to what this process has."""
 
-    def __init__(self, name: str, build: Callable[[], Role], threads: int) -> None:
+    def __init__(self, name: str, build: Callable[[], Role], threads: int, niceness: int = 0) -> None:
         import torch
 
+        os.nice(niceness)
         torch.set_num_threads(threads)
         self._name = name
         self._role = build()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -121,6 +122,8 @@ class RayHost:
     def _begin(self) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        # Ray's own 15 of 19 leaves roles no room to yield to one another.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         if self._config.address is None:
             # A cluster that is there has a token of its own, or none: the user's environment knows it.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -172,7 +175,8 @@ class RayHost:
             max_concurrency=CALLS_AT_ONCE,
             concurrency_groups=groups,
         )
-        actor = kind(RoleActor).remote(name, build, self._config.threads)
+        niceness: int = getattr(self._config.niceness, re.sub(r"_\d+$", "", name))
+        actor = kind(RoleActor).remote(name, build, self._config.threads, niceness)
         self._roles[name] = actor
         if not serves:
             return ServiceProxy(name, actor)
