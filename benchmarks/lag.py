@@ -32,7 +32,7 @@ from success_plot import new_plot, save_plot
 
 RESULTS = Path(__file__).parent / "results"
 DEFAULT_GIPO = "gipo 0.5"
-FULL = Size(2500, 600, (0, 50, 200, 1000), 1500, 128, 4, 8, 512, 3)
+FULL = Size(2500, 1300, (0, 50, 200, 1000), 1400, 128, 4, 8, 512, 3)
 QUICK = Size(600, 150, (0, 2, 8, 40), 60, 32, 2, 2, 64, 1)
 QUICK_ARMS = (DEFAULT_GIPO, "ppo", "decoupled")
 
