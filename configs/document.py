@@ -43,7 +43,7 @@ def page() -> str:
     """``docs/configuration.md``."""
     parts = [HEAD]
     for kind, command in COMMANDS.items():
-        parts.append(f"\n## `python -m platform.{command.base}`\n")
+        parts.append(f"\n## `python -m platform.{command.spoken or command.base}`\n")
         if command.word is not None:
             allowed = introspect.choices(introspect.fields_of(kind)[command.word].annotation)
             parts.append(

@@ -100,7 +100,8 @@ def test_a_section_of_another_kind_takes_nothing_from_the_default() -> None:
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_every_choice_of_every_group_is_valid(kind: type) -> None:
     command = COMMANDS[kind]
-    first = {"train": ["real"], "pretrain": ["all", "data=d"]}.get(command.base, [])
+    required = {"train": ["real"], "pretrain": ["all", "data=d"], "import": ["data=d"]}
+    first = required.get(command.base, [])
     for group, words in groups(command.base).items():
         assert words
         for word in words:
