@@ -207,7 +207,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not folder.is_dir() or not path.is_file():
         what = f"no {INDEX} in it" if folder.is_dir() else "no such folder"
-        raise DataError(what, where=str(folder), remedy="give a folder written by python -m platform.demos")
+        foreign = (folder / "meta" / "info.json").is_file() or any(folder.glob("*.hdf5"))
+        remedy = "give a folder written by python -m platform.demos"
+        raise DataError(what, where=str(folder), remedy=f"{remedy} import" if foreign else remedy)
     with _resource_errors(path):
         data = path.read_bytes()
     index = _parse_json(path, data)

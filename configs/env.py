@@ -64,4 +64,13 @@ class GymnasiumConfig:
     those that bear neither."""
 
 
-EnvConfig = Annotated[TabletopConfig | GymnasiumConfig, Field(discriminator="kind")]
+@component
+class RecordedConfig:
+    """What a dataset was recorded in, where nothing can be stepped: for pretraining on other people's episodes."""
+
+    kind: Literal["recorded"] = "recorded"
+    data: str = ""
+    """Dataset folder that ``python -m platform.demos import`` wrote; its cameras, sizes, instructions and action range count."""
+
+
+EnvConfig = Annotated[TabletopConfig | GymnasiumConfig | RecordedConfig, Field(discriminator="kind")]

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs import introspect
 from configs.errors import ConfigError
+from configs.exchange import ExportConfig, ImportConfig, InspectConfig
 from configs.mistakes import foreign_key, from_validation, nearest, unknown_key
 from configs.schema import DemosConfig, EvaluateConfig, PretrainConfig, TrainConfig
 
@@ -32,6 +33,8 @@ class Command:
     """The YAML file that it starts from."""
     word: str | None = None
     """The field that the first argument sets by its bare word."""
+    spoken: str = ""
+    """What is typed after ``platform.``, where that is not ``base``."""
 
 
 COMMANDS: dict[type, Command] = {
@@ -39,6 +42,9 @@ COMMANDS: dict[type, Command] = {
     DemosConfig: Command("demos"),
     PretrainConfig: Command("pretrain", word="what"),
     EvaluateConfig: Command("evaluate"),
+    ExportConfig: Command("export", spoken="demos export"),
+    ImportConfig: Command("import", spoken="demos import"),
+    InspectConfig: Command("inspect", spoken="demos inspect"),
 }
 
 

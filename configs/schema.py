@@ -179,7 +179,7 @@ class PretrainConfig:
 
     what: Literal["policy", "obs_model", "reward_model", "all"]
     data: str
-    """Dataset folder."""
+    """Dataset folder, LeRobot dataset of version 3, or folder of LIBERO's HDF5 files: which one is seen by what is in it."""
     out: str = "outputs/pretrained"
     """Folder for the models; a model in it is never overwritten."""
     success_only: bool = False

@@ -1,4 +1,11 @@
-"""``python -m platform.demos key=value ...``: episodes of the tabletop's scripted expert, written as a dataset folder."""
+"""Record demonstrations: python -m platform.demos [key=value ...]
+
+Writes episodes of the tabletop's scripted expert as a dataset folder. Also, each with a --help of its own:
+
+export data=<folder> out=<folder>    a dataset, or a run's real episodes, as a LeRobot dataset
+import data=<folder> out=<folder>    a LeRobot dataset or LIBERO's HDF5 files as a dataset folder
+inspect <folder>                     what is in a dataset of any of these formats
+"""
 
 from __future__ import annotations
 
@@ -28,6 +35,7 @@ from .envs.decision import TabletopDecisionEnv
 from .envs.expert import expert_chunks
 from .envs.tabletop_tasks import Floats, mix, uniform
 from .episode import EpisodeBuilder
+from .exchange import VERBS, verb_of
 from .inference import Decisions
 
 log = logging.getLogger("reverie.demos")
@@ -272,7 +280,10 @@ def _write_with_progress(config: DemosConfig) -> DemosSummary:
 
 
 def run(argv: list[str]) -> int:
-    """Write the dataset and say what is in it."""
+    """Write the dataset and say what is in it, or do what the first word says."""
+    if argv and "=" not in argv[0]:
+        verb, rest = verb_of(argv)
+        return verb.run(rest)
     config = load_config(DemosConfig, argv)
     sys.stdout.write(summarise(config, _write_with_progress(config)) + "\n")
     return 0
@@ -284,5 +295,13 @@ def dry_run(argv: list[str]) -> int:
     return 0
 
 
+def start(argv: list[str]) -> int:
+    """The command, or the one that its first word names, with the help of its own."""
+    if argv and argv[0] in VERBS:
+        verb = VERBS[argv[0]]
+        return main(run, verb.usage, config=verb.config, argv=argv)
+    return main(run, __doc__ or "", config=DemosConfig, dry_run=dry_run, argv=argv)
+
+
 if __name__ == "__main__":
-    sys.exit(main(run, __doc__, config=DemosConfig, dry_run=dry_run))
+    sys.exit(start(sys.argv[1:]))

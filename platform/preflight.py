@@ -6,6 +6,8 @@ import math
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from buffers.dataset import Dataset, peek_dataset
 from buffers.shelf import bytes_per_row
 from configs.errors import CheckpointError, ConfigError, DataError
@@ -63,6 +65,7 @@ def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
         where=where,
         remedy="record one with this env and policy, or set env and policy to the dataset's",
     )
+    _check_action_range(dataset, context, where)
     instructions = {record.instruction for record in dataset.records}
     unknown = (instructions or set(dataset.info.get("instructions", ()))) - set(context.env_spec.instructions)
     if unknown:
@@ -70,6 +73,18 @@ def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
             f"instruction {sorted(unknown)[0]!r} is not one of {context.env_spec.name}'s", where=where,
             remedy="set env (for the tabletop env.tasks) to that of the dataset",
         )  # fmt: skip
+
+
+def _check_action_range(dataset: Dataset, context: Context, where: str) -> None:
+    """Equal tokens must mean equal actions; a dataset that does not name its range was recorded by its env."""
+    spec = context.env_spec
+    for key, ours in (("action_low", spec.action_low), ("action_high", spec.action_high)):
+        theirs = dataset.info.get(key)
+        if theirs is not None and not np.allclose(theirs, ours):
+            raise DataError(
+                f"{key} is {theirs}, the env's is {list(ours)}: its tokens mean other actions", where=where,
+                remedy="import it again with this env=, or record one with it",
+            )  # fmt: skip
 
 
 def _folder(path: str, key: str) -> Path:

@@ -22,10 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from buffers.dataset import Dataset, read_dataset
+from buffers.dataset import Dataset
 from buffers.memory import MemoryBuffer
 from buffers.records import Record
 from buffers.shelf import bytes_per_row
+from configs.env import RecordedConfig
 from configs.errors import CheckpointError, DataError, ReverieError
 from configs.loader import load_config
 from configs.schema import PretrainBudget, PretrainConfig
@@ -33,6 +34,7 @@ from configs.system import BufferConfig
 
 from .command import main
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context, require_device
+from .datasets import read_any
 from .models import read_model, save_model
 from .preflight import check_dataset
 from .storage import disk_errors
@@ -50,8 +52,8 @@ def run(argv: list[str]) -> int:
     """Check everything, then pretrain."""
     config = load_config(PretrainConfig, argv)
     require_device(config.run.device)
-    dataset = read_dataset(config.data)
     context = make_context(config, seed=config.run.seed, device=config.run.device)
+    dataset = read_any(config.data, context, gamma=config.algorithm.gamma)
     check_dataset(dataset, context, config.data)
     out = Path(config.out)
     wanted = MODELS if config.what == "all" else (config.what,)
@@ -192,8 +194,8 @@ def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> 
 
 
 def _worth_cloning(record: Record, dataset: Dataset, config: PretrainConfig) -> bool:
-    level = record.extra.get("noise_level")
-    calm = level is None or dataset.info["noise"][int(level)]["action_noise"] <= config.clone_noise
+    level, levels = record.extra.get("noise_level"), dataset.info.get("noise")
+    calm = level is None or levels is None or levels[int(level)]["action_noise"] <= config.clone_noise
     return calm and (record.success or not config.success_only)
 
 
@@ -224,7 +226,9 @@ def _reward_model_job(config: PretrainConfig, context: Context, dataset: Dataset
 
 
 def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[str, Any]:
-    """In the real environment, on the held-out starts."""
+    """In the real environment, on the held-out starts; nothing where there is none."""
+    if isinstance(config.env, RecordedConfig):
+        return {}
     from .envs import make_env
     from .evaluation import evaluate_policy
 

@@ -100,7 +100,8 @@ def test_a_section_of_another_kind_takes_nothing_from_the_default() -> None:
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_every_choice_of_every_group_is_valid(kind: type) -> None:
     command = COMMANDS[kind]
-    first = {"train": ["real"], "pretrain": ["all", "data=d"]}.get(command.base, [])
+    required = {"train": ["real"], "pretrain": ["all", "data=d"], "import": ["data=d"]}
+    first = required.get(command.base, [])
     for group, words in groups(command.base).items():
         assert words
         for word in words:
@@ -115,7 +116,10 @@ MISTAKES = [
     ("real hydra.run.dir=x", "hydra is no known key: known here: mode, data, env"),
     ("real env@x=tabletop", "env@x is no known key"),
     ("real sync.zzz=1", "sync.zzz is no known key: known here: batches_per_update, updates_per_publish"),
-    ("real env=tabletopp", "env=tabletopp is no choice: did you mean tabletop? choices: gymnasium, tabletop"),
+    (
+        "real env=tabletopp",
+        "env=tabletopp is no choice: did you mean tabletop? choices: gymnasium, recorded, tabletop",
+    ),
     ("real preset=fast", "preset=fast is no choice: choices: "),
     (
         "real imagination.schedule=linear",

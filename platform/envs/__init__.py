@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from configs.env import EnvConfig, GymnasiumConfig, TabletopConfig
+from configs.env import EnvConfig, GymnasiumConfig, RecordedConfig, TabletopConfig
 
 from .base import DecisionEnv, EnvSpec
+from .recorded import recorded_spec, refuse
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def _gymnasium_spec(config: GymnasiumConfig) -> EnvSpec:
 _KINDS: dict[type[Any], _Kind] = {
     TabletopConfig: _Kind(_make_tabletop, _tabletop_spec),
     GymnasiumConfig: _Kind(_make_gymnasium, _gymnasium_spec),
+    RecordedConfig: _Kind(refuse, recorded_spec),
 }
 
 
