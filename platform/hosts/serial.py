@@ -55,13 +55,16 @@ class SerialHost:
     def pump(self) -> None:
         """One step of each role."""
         for name, role in self._roles.items():
+            worked = False
+            self._clocks[name].begin()
             try:
-                with self._clocks[name].busy():
-                    worked = role.step()
+                worked = role.step()
             except ReverieError:
                 raise
             except Exception as error:
                 raise RoleFailure(f"{name} failed: {type(error).__name__}: {error}", where=name) from error
+            finally:
+                self._clocks[name].end(worked=worked)
             self._progress[name] += worked
 
     def pause(self, timeout_s: float) -> list[str]:
