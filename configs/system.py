@@ -170,6 +170,9 @@ class RayHostConfig:
     """Shared memory for a cluster started here; Ray itself wants about 80 MB."""
     threads: PositiveInt = 1
     """Torch threads per role; more only where a role has cores of its own."""
+    restarts: NaturalInt = 3
+    """Times that each rollout worker, inference replica, imagination and evaluator is built again after its process died.
+    One more death ends the run, as that of a learner does at once."""
 
 
 HostConfig = Annotated[SerialHostConfig | RayHostConfig, Field(discriminator="kind")]

@@ -11,7 +11,7 @@ from typing import Any
 from configs.errors import RoleFailure
 
 from ..role import State
-from .proxies import answers, cause, died
+from .proxies import cause, died
 
 log = logging.getLogger(__name__)
 
@@ -165,5 +165,3 @@ def wait_for(actors: dict[str, Any]) -> dict[str, int]:
         log.debug("%s is process %d", name, found[name])
     return found
 
-
-__all__ = ["Recover", "Spares", "answers", "wait_for"]
