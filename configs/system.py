@@ -129,7 +129,7 @@ class InferenceConfig:
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] = 5.0
     """Or when its first request has waited this long."""
     replicas: PositiveInt = 1
-    """Copies of the service; rollout workers are dealt out to them in turn, and go to another when theirs dies."""
+    """Copies of the service; rollout workers are dealt out to them in turn, and ask another while theirs is away."""
 
 
 @component

@@ -100,8 +100,17 @@ class Runner:
         host = self._timed("host", lambda: HOSTS[type(self._config.host)](self._config.host))
         try:
             return report(self._run_on(host, first, records))
+        except RoleFailure as error:
+            raise self._with_remedy(error) from error
         finally:
             host.close()
+
+    def _with_remedy(self, error: RoleFailure) -> RoleFailure:
+        """What a role died of says no remedy of its own: the run can go on from its last checkpoint."""
+        if error.remedy or not self._checkpointed:
+            return error
+        remedy = f"run.resume={self._folder} goes on from policy turn {self._checkpointed}"
+        return type(error)(error.what, where=error.where, remedy=remedy)
 
     def _timed(self, stage: str, work: Any) -> Any:
         began = time.monotonic()

@@ -13,7 +13,7 @@ from tests.test_ray_run import Run
 def test_a_run_goes_on_without_a_killed_replica(tmp_path: Path) -> None:
     run = Run(
         tmp_path / "run", "real", "run.stop.updates=100000", "rollout.workers=2", "inference.replicas=2",
-        "run.stall_s=60",
+        "run.stall_s=60", "host.restarts=0",
     )  # fmt: skip
     run.wait_for_turns(2)
     log = (tmp_path / "run" / "log.txt").read_text()
@@ -29,9 +29,10 @@ def test_a_run_goes_on_without_a_killed_replica(tmp_path: Path) -> None:
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "inference/replicas" in row]
     assert rows[0]["inference/replicas"] == 2
     assert rows[-1]["inference/replicas"] == 1
-    # What was in flight is all that was lost: one request of the one worker that asked the dead replica.
+    # What was in flight is all that was lost: one request of the one worker that asked the dead replica. It asks that one
+    # again after a while, ever more rarely.
     asked_again = sum(value for key, value in rows[-1].items() if key.startswith("inference/asked_again/"))
-    assert asked_again <= 1
+    assert asked_again <= 8
     steps = [[row.get(f"real_steps/rollout_{worker}", 0) for row in rows] for worker in (0, 1)]
     assert all(worker == sorted(worker) for worker in steps)
     assert steps[0][-1] > next(row for row in rows if row["inference/replicas"] == 1).get(

@@ -72,9 +72,7 @@ def test_idle_and_busy_make_the_wall_time() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(["begin", "worked", "idle", "take"]), st.integers(0, 50)), max_size=60
-    )
+    st.lists(st.tuples(st.sampled_from(["begin", "worked", "idle", "take"]), st.integers(0, 50)), max_size=60)
 )
 def test_no_busy_second_is_lost_or_counted_twice(moves: list[tuple[str, int]]) -> None:
     from platform.metrics import BusyClock

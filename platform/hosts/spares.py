@@ -164,4 +164,3 @@ def wait_for(actors: dict[str, Any]) -> dict[str, int]:
             raise RoleFailure(f"{name} could not start: {cause(error)}", where=name) from error
         log.debug("%s is process %d", name, found[name])
     return found
-
