@@ -199,16 +199,18 @@ class PolicyLearner:
         """
         import torch
 
+        if self._must_end():
+            return
         order = self._shuffle.permutation(batch.joined)
         for joined in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
-            if self._must_end():
-                return
             self._optimizer_steps += 1
             rows = joined - batch.first
             rows = rows[(rows >= 0) & (rows < len(batch))]
             parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
             on = self._context.torch_device
             update([batch.take(torch.from_numpy(part).to(on)) for part in parts if len(part)])
+            if self._must_end():
+                return
 
     def _must_end(self) -> bool:
         """Rank 0 alone is told to hurry, and all must stop before the same update."""
