@@ -238,7 +238,8 @@ class Runner:
             )
             if config.checkpoint_every and due > self._checkpointed // config.checkpoint_every:
                 self._checkpoint(host)
-                host.resume()
+                if not self._interrupted:
+                    host.resume()
             self._watch(host, now)
             if self._should_stop(board, now - started):
                 self._log(host, services, services.store.read(), trackers, line, now)

@@ -11,7 +11,13 @@ import pytest
 
 from tests.ranks_helper import make_learner
 
-MANY = ("algorithm.epochs=3", "algorithm.critic_epochs=2", "algorithm.batch=16", "algorithm.micro_batch=16", "algorithm.critic_warm_up=0")
+MANY = (
+    "algorithm.epochs=3",
+    "algorithm.critic_epochs=2",
+    "algorithm.batch=16",
+    "algorithm.micro_batch=16",
+    "algorithm.critic_warm_up=0",
+)
 
 
 def weights(learner: Any) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Run:
                 return
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.2)
+        os.killpg(self.process.pid, signal.SIGTERM)
         pytest.fail(f"no turn within {LONG_S} s")
 
     def end(self) -> tuple[int, str, str]:

@@ -214,10 +214,10 @@ class RayHost:
         return dict(self._spares.restarts)
 
     def states(self, skip: list[str]) -> dict[str, State]:
-        """Of services and roles."""
-        asked = {name: actor.call.remote("state") for name, actor in self._services.items()}
-        asked |= {name: actor.state.remote() for name, actor in self._present().items() if name not in skip}
-        return self._of_roles(asked)
+        """Of roles, then of services: roles tell them the last, and what a dead one had is given back."""
+        asked = {name: actor.state.remote() for name, actor in self._present().items() if name not in skip}
+        found = self._of_roles(asked)
+        return found | answers({name: a.call.remote("state") for name, a in self._services.items()})
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
