@@ -28,7 +28,7 @@ def test_a_run_outlives_one_death_of_each_kind(tmp_path: Path, monkeypatch: pyte
         "env.camera_size=32", "env.max_episode_steps=12", "policy.chunk=2", "policy.replan=2",
         "run.stop.updates=100000", f"rollout.envs={SLOTS}", "evaluation.every=2", "evaluation.trials=2",
         "evaluation.online_trials=2", "evaluation.envs=2", "imagination.worlds=4", "algorithm.batch=16",
-        "algorithm.micro_batch=16", f"staleness.bound={BOUND}",
+        "algorithm.micro_batch=16", f"staleness.bound={BOUND}", "run.stall_s=600",
     )  # fmt: skip
     run.wait_for_turns(1)
     for victim in VICTIMS:
