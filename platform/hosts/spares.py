@@ -78,14 +78,15 @@ class Spares:
         if name not in self._recover or self._limit == 0:
             return False
         if name not in self._away:
-            log.warning("%s died and is built again (%s)", name, cause(error))
+            log.warning("the process of %s died: it is built again", name)
+            log.debug("%s", cause(error))
             self._leave(name)
         return True
 
     def look(self, name: str, process: int) -> None:
         """``name`` answered from ``process``: when that is a new one, it died between two looks."""
         if name in self._recover and self._processes[name] != process:
-            log.warning("%s died and was built again", name)
+            log.warning("the process of %s died: it was built again", name)
             self._leave(name)
 
     def _leave(self, name: str) -> None:
