@@ -68,8 +68,9 @@ class Lifecycle(Census):
         samples = max(0, math.ceil((admission.limit - self._held(length)) / length - 1e-9))
         return -(-samples // admission.group) * admission.group
 
-    def admit(self, wanted: int, admission: Admission) -> list[Admitted]:
-        """At most ``wanted`` samples, now running: first those that wait to be started (again), then new ones in ``room``.
+    def admit(self, wanted: int, admission: Admission, owner: str = "") -> list[Admitted]:
+        """At most ``wanted`` samples, now running at ``owner``: first those that wait to be started (again), then new ones
+        in ``room``.
 
         Of a new group that does not fit into ``wanted`` the rest waits for whoever asks next.
         """
@@ -83,7 +84,7 @@ class Lifecycle(Census):
         samples = waiting[:wanted]
         self._move([sample.id for sample in samples], S.RUNNING)
         for sample in samples:
-            sample.version = self._version or 0
+            sample.version, sample.owner = self._version or 0, owner
         return [Admitted(sample.id, sample.attempt, sample.group) for sample in samples]
 
     def surplus(self, ids: Iterable[int], decisions: int) -> list[int]:
@@ -112,6 +113,12 @@ class Lifecycle(Census):
             ids = [s.id for s in self._samples.values() if s.state is S.RUNNING]
         for sample in self._move(ids, S.ADMITTED):
             sample.attempt += 1
+
+    def reissue_of(self, owner: str) -> int:
+        """The same for what runs at ``owner``, which died; how many."""
+        ids = [s.id for s in self._samples.values() if s.state is S.RUNNING and s.owner == owner]
+        self.reissue(ids)
+        return len(ids)
 
     def check_store(self, sample_id: int, attempt: int) -> None:
         """Raise ReplayError unless the sample is running in this attempt."""
@@ -244,7 +251,7 @@ class Lifecycle(Census):
         for sample in samples:
             self._check_move(sample, to)
         for sample in samples:
-            sample.state = to
+            sample.state, sample.owner = to, ""
             if to in LOST or (to is S.CONSUMED and self._version is None):
                 self._fold(sample)
         return samples

@@ -57,10 +57,12 @@ class MemoryBuffer:
         self._traffic = Traffic()
         self._lock = threading.RLock()
 
-    def admit(self, wanted: int, admission: Admission) -> list[Admitted]:
-        """At most ``wanted`` samples that a collector may start: as many as admission allows (see ``Lifecycle.room``)."""
+    def admit(self, wanted: int, admission: Admission, owner: str = "") -> list[Admitted]:
+        """At most ``wanted`` samples that the collector ``owner`` may start: as many as admission allows (see
+        ``Lifecycle.room``).
+        """
         with self._lock:
-            return self._lifecycle.admit(wanted, admission)
+            return self._lifecycle.admit(wanted, admission, owner)
 
     def room(self, admission: Admission) -> int:
         """Samples that admission would allow now; samples stored without being admitted fill places too."""
@@ -91,6 +93,11 @@ class MemoryBuffer:
         """Running samples (all by default) are admitted again, to collectors that come next, with attempt + 1."""
         with self._lock:
             self._lifecycle.reissue(sample_ids)
+
+    def reissue_of(self, owner: str) -> int:
+        """The same for the samples that run at the collector ``owner``, which died; how many."""
+        with self._lock:
+            return self._lifecycle.reissue_of(owner)
 
     def append(self, record: Record, sample_id: int | None = None) -> int:
         """Store a copy; its id (``sample_id`` if given: that sample must be running, in the record's attempt).

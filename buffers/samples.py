@@ -52,6 +52,8 @@ class Sample:
     """Oldest version that decides in it; while it runs, the one under which it was started."""
     group: int = 0
     """First sample of its group; samples of one group are leased and expire together."""
+    owner: str = ""
+    """The collector that it runs at; empty when it does not run."""
 
 
 @dataclass(frozen=True)

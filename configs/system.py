@@ -132,7 +132,7 @@ class InferenceConfig:
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] = 5.0
     """Or when its first request has waited this long."""
     replicas: PositiveInt = 1
-    """Copies of the service; rollout workers are dealt out to them in turn, and go to another when theirs dies."""
+    """Copies of the service; rollout workers are dealt out to them in turn, and ask another while theirs is away."""
 
 
 @component
@@ -188,6 +188,9 @@ class RayHostConfig:
     """Torch threads per role; more only where a role has cores of its own."""
     niceness: NicenessConfig = field(default_factory=NicenessConfig)
     """Who goes first where roles outnumber the cores: let those yield that have work ahead."""
+    restarts: NaturalInt = 3
+    """Times that each rollout worker, inference replica, imagination and evaluator is built again after its process died.
+    One more death ends the run, as that of a learner does at once."""
 
 
 HostConfig = Annotated[SerialHostConfig | RayHostConfig, Field(discriminator="kind")]

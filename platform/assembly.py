@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from .hosts.base import Host
 from .hosts.serial import SerialHost
 from .policy_learner import Pacing
 from .ranks import LOOPBACK, Colleague, RankWorker, gather
+from .role import State
 from .staleness import Rules
 from .task_sampling import TaskSampler
 from .weights import Arrays, WeightStore
@@ -145,16 +146,30 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
                 admission_alone=rules.admission(needed_alone(config, context)), gamma=config.algorithm.gamma,
                 exact=host.exact,
             )  # fmt: skip
-            host.place_role(f"rollout_{index}", rollout)
+            _place_spare(host, services, f"rollout_{index}", rollout)
     if part.imagines:
         ahead = rules.ahead(part.imagined_decisions * turns)
-        host.place_role("imagination", partial(_imagination, context, config, services, ahead))
+        _place_spare(host, services, "imagination", partial(_imagination, context, config, services, ahead))
     _place_policy_learner(host, config, context, services, part)
     if part.trains_models:
         host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, services))
         host.place_role("reward_model_learner", partial(_model_learner, "reward_model", context, services))
     if part.collects or part.imagines:
-        host.place_role("evaluator", partial(_evaluator, context, config, services, part.imagines))
+        evaluator = partial(_evaluator, context, config, services, part.imagines)
+        _place_spare(host, services, "evaluator", evaluator)
+
+
+def _place_spare(
+    host: Host, services: Services, name: str, build: Callable[[], Any], *, serves: bool = False
+) -> Any:
+    """A role that trains nothing: the run goes on when it dies."""
+    return host.place_role(name, build, serves=serves, recover=partial(recover, services, name))
+
+
+def recover(services: Services, name: str) -> State | None:
+    """A dead role's running samples may be started again; what it kept for its successor."""
+    services.real.reissue_of(name)
+    return services.store.kept(name)
 
 
 def rank_names(config: TrainConfig) -> list[str]:
@@ -182,7 +197,9 @@ def _env(config: TrainConfig, slots: int) -> DecisionEnv:
 def _place_inference(host: Host, config: TrainConfig, context: Context, services: Services) -> dict[str, Any]:
     """The replicas by name."""
     return {
-        f"inference_{replica}": host.place_role(
+        f"inference_{replica}": _place_spare(
+            host,
+            services,
             f"inference_{replica}",
             partial(_inference, context, config, services, exact=host.exact, replica=replica),
             serves=True,

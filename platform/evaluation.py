@@ -168,6 +168,7 @@ class Evaluator:
         job = self._jobs.popleft()
         began = time.monotonic()
         self._run[job](board)
+        self._board.keep(self.name, self.state(), {})
         self._averages.add({f"time/evaluate/{job}_s": time.monotonic() - began})
         return True
 
@@ -204,7 +205,9 @@ class Evaluator:
         score = (facts["evaluation/greedy"]["rate"] + facts["evaluation/sampled"]["rate"]) / 2
         if score > self._best:
             self._best = score
-            self._weights.publish(BEST, published.version, published.arrays)
+            # A predecessor that died may have come so far.
+            if self._weights.fetch(BEST, published.version - 1) is None:
+                self._weights.publish(BEST, published.version, published.arrays)
             self._board.put({"evaluation/best_version": published.version})
 
     def _quality(self, board: dict[str, Any]) -> None:

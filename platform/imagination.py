@@ -252,7 +252,7 @@ class Imagination:
         decisions = int(trace.lengths.sum())
         steps = decisions * self._context.record_spec.replan
         self.imagined_steps += steps
-        self._board.put({"imagined_steps": self.imagined_steps})
+        facts: dict[str, Any] = {"imagined_steps": self.imagined_steps}
         self._averages.add(
             {
                 "imagine/horizon": float(allowed.horizon),
@@ -268,8 +268,9 @@ class Imagination:
         if gap is not None:
             ruling = self._guard.observe(gap, allowed.horizon)
             self._averages.add({"imagine/gap_to_real": self._guard.gap})
-            self._board.put({"imagine/gap_to_real": self._guard.gap})
+            facts["imagine/gap_to_real"] = self._guard.gap
             self._say(ruling.said)
+        self._board.keep(self.name, self.state(), facts)
 
     def _gap(self, starts: StartBatch, trace: _Trace, horizon: int) -> float | None:
         """Imagined minus real success within the horizon, from the same starts. Only starts of the policy's own

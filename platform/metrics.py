@@ -6,8 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,31 +46,44 @@ class SuccessRate:
 
 
 class BusyClock:
-    """Busy seconds of one loop. Idle is the rest of the wall time, so idle + busy = wall by construction."""
+    """Busy seconds of one loop. Idle is the rest of the wall time, so idle + busy = wall by construction.
 
-    def __init__(self) -> None:
-        self._origin = time.monotonic()
+    A step that is under way at ``take`` counts where its time lies: the part before it there, the rest in the next one.
+    The loop's thread begins and ends steps, another one may take.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._origin = now()
         self._busy = 0.0
+        self._began: float | None = None
+        self._taken = 0.0
+        self._lock = threading.Lock()
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count the body as busy."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._busy += time.monotonic() - started
+    def begin(self) -> None:
+        """A step begins."""
+        with self._lock:
+            self._began, self._taken = self._now(), 0.0
 
-    def add(self, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
-        self._busy += seconds
+    def end(self, *, worked: bool) -> None:
+        """It ends; one that found nothing to do was idle, and what was taken of it before is made good."""
+        with self._lock:
+            if self._began is not None:
+                seconds = self._now() - self._began - self._taken
+                self._busy += seconds if worked else -self._taken
+                self._began = None
 
     def take(self) -> tuple[float, float]:
-        """(busy, wall) seconds since the last call."""
-        now = time.monotonic()
-        busy, wall = self._busy, now - self._origin
-        self._busy, self._origin = 0.0, now
-        return min(busy, wall), wall
+        """(busy, wall) seconds since the last call, the first of them at most the second."""
+        with self._lock:
+            now = self._now()
+            if self._began is not None:
+                self._busy += now - self._began - self._taken
+                self._taken = now - self._began
+            wall, self._origin = now - self._origin, now
+            busy = min(max(0.0, self._busy), wall)
+            self._busy -= busy
+            return busy, wall
 
 
 def idle_ratio(busy_s: float, wall_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class PolicyLearner:
         self.turns = 0
         self.updates = 0
         self._unpublished = 0
+        self._optimizer_steps = 0
         self._actor = OptimizerStep(
             self.policy.actor_parameters(),
             learning_rate=algorithm.learning_rate,
@@ -104,16 +106,33 @@ class PolicyLearner:
             device=context.device,
         )
         self._shuffle = np.random.default_rng([context.seed, 7])
+        self._haste = threading.Event()
         self._averages = Averages()
 
     def step(self) -> bool:
         """Take one turn if the buffers hold enough."""
+        try:
+            return self._step()
+        finally:
+            self._haste.clear()
+
+    def cut_short(self) -> None:
+        """The turn ends after the update under way: a turn like any other, with fewer updates. One that has not made any is
+        given up, and its samples are given back.
+        """
+        self._haste.set()
+
+    def _step(self) -> bool:
         leases = self._lease() if self.turns < self._pacing.max_turns else None
         if leases is None:
             # What a publish waits for may have left without being trained on.
             return self._publish()
         began = time.monotonic()
+        before = self._optimizer_steps
         batch = self._team.turn(self, [lease.batch for lease in leases.values()])
+        if self._haste.is_set() and self._optimizer_steps == before:
+            self._give_back(leases)
+            return True
         for name, lease in leases.items():
             self._buffers[name].commit(lease.lease_id)
         self._retire()
@@ -133,13 +152,14 @@ class PolicyLearner:
             )  # fmt: skip
             warming = self.turns < self._algorithm.critic_warm_up
             batch.anchor_logits = None if warming else self._anchor_logits(batch)
+        before = self._optimizer_steps
         if not warming and self._recomputes:
             batch.proximal_log_probs = proximal_log_probs(batch, self.policy)
         for _ in range(0 if warming else self._algorithm.epochs):
             self._pass(batch, self._update_actor)
         for _ in range(self._algorithm.critic_epochs):
             self._pass(batch, self._update_critic)
-        if not warming:
+        if not warming and self._optimizer_steps > before:
             self._move_anchor()
         return batch
 
@@ -157,11 +177,14 @@ class PolicyLearner:
             gate = self._pacing.rules.gate(self.version, decisions, real=name == "real")
             lease = self._buffers[name].lease(decisions, gate=gate)
             if lease is None:
-                for held, taken in leases.items():
-                    self._buffers[held].release(taken.lease_id)
+                self._give_back(leases)
                 return None
             leases[name] = lease
         return leases
+
+    def _give_back(self, leases: dict[str, Lease]) -> None:
+        for name, lease in leases.items():
+            self._buffers[name].release(lease.lease_id)
 
     def _retire(self) -> None:
         if self._pacing.retired_decisions:
@@ -176,13 +199,22 @@ class PolicyLearner:
         """
         import torch
 
+        if self._must_end():
+            return
         order = self._shuffle.permutation(batch.joined)
         for joined in np.array_split(order, max(1, len(order) // self._algorithm.batch)):
+            self._optimizer_steps += 1
             rows = joined - batch.first
             rows = rows[(rows >= 0) & (rows < len(batch))]
             parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
             on = self._context.torch_device
             update([batch.take(torch.from_numpy(part).to(on)) for part in parts if len(part)])
+            if self._must_end():
+                return
+
+    def _must_end(self) -> bool:
+        """Rank 0 alone is told to hurry, and all must stop before the same update."""
+        return summed(self._context.device, float(self._haste.is_set())) > 0
 
     def _update_actor(self, pieces: list[DecisionBatch]) -> None:
         """One optimizer step; micro-batches divide by what all of them count, so their gradients add up."""

@@ -77,6 +77,7 @@ def summary(config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
         },
         "version": int(board.get("policy/version", 0)),
         "lag": outcome.lag,
+        "restarts": outcome.restarts,
         "gap_to_real": board.get("imagine/gap_to_real"),
         "guard": board.get("guard/last"),
         "agreement_by_horizon": board.get("quality/by_horizon"),
@@ -91,14 +92,17 @@ def summary(config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
 
 
 def write_report(config: TrainConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Write ``summary.json``, ``media/curves.png`` and, with models, the quality report with its film."""
+    """Write ``summary.json`` and, unless the run was interrupted, ``media/curves.png`` and, with models, the quality report
+    with its film.
+    """
     with disk_errors(folder):
         return _write_report(config, outcome, folder)
 
 
 def _write_report(config: TrainConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
     (folder / "media").mkdir(exist_ok=True)
-    curves(folder / "metrics.jsonl", folder / "media" / "curves.png")
+    if not outcome.interrupted:
+        curves(folder / "metrics.jsonl", folder / "media" / "curves.png")
     held_out = outcome.services.real.stats()["held_out_decisions"]
     if shares(config).imagines and not held_out:
         log.warning("no quality report: B_real holds no held-out episode")

@@ -42,3 +42,14 @@ class WaitsForWork(Protocol):
     def wait_for_work(self, timeout_s: float) -> None:
         """Block until a step may find something to do, at most ``timeout_s``."""
         ...
+
+
+@runtime_checkable
+class CanCutShort(Protocol):
+    """A role whose steps are long."""
+
+    def cut_short(self) -> None:
+        """Called by another thread: the step under way, or else the next one, ends as soon as it can without leaving
+        anything half done.
+        """
+        ...

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from buffers.samples import Admission, Admitted
 from configs.errors import StallError
@@ -17,6 +18,7 @@ from .metrics import Averages
 from .role import State
 from .services import Collecting
 from .slots import Occupancy, Request, Slots, Start, Stepping
+from .step_count import StepCount
 from .weights import Board
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Rollout:
         self._episodes: dict[int, EpisodeBuilder] = {}
         self._requests: list[Request] = []
         self._stepping: dict[int, Stepping] = {}
-        self.real_steps = 0
+        self._steps = StepCount(ahead=env.num_slots * context.record_spec.replan)
         self._told_steps = 0
         self._told_at = 0.0
         self._refused_at = 0.0
@@ -154,13 +156,38 @@ class Rollout:
                 continue
             now = time.monotonic()
             self._averages.add({"time/rollout/waited_s": now - request.asked})
-            for row, slot in enumerate(request.slots):
-                self._stepping[int(slot)] = Stepping(decisions, row, now)
+            rows = self._going_on(request.slots, decisions.version)
+            slots = request.slots[rows]
+            for row, slot in zip(rows, slots, strict=True):
+                self._stepping[int(slot)] = Stepping(decisions, int(row), now)
             self._note()
-            self._env.begin(request.slots, self._context.tokenizer.decode(decisions.tokens))
+            self._reserve()
+            if len(slots):
+                self._env.begin(slots, self._context.tokenizer.decode(decisions.tokens[rows]))
         moved = len(waiting) < len(self._requests)
         self._requests = waiting
         return moved
+
+    def _going_on(self, slots: Slots, version: int) -> NDArray[np.int64]:
+        """Rows of ``slots`` whose episodes ``version`` may decide in.
+
+        Where episodes end under the version that they began with, a replica that died and came back may only have newer
+        weights: the others are then given back, to be started again.
+        """
+        if not self._admission[True].drain:
+            return np.arange(len(slots))
+        made = [self._episodes[int(slot)].version for slot in slots]
+        stays = np.array([not versions or versions[-1] == version for versions in made], np.bool_)
+        lost = [self._episodes.pop(int(slot)).sample_id for slot in slots[~stays]]
+        if lost:
+            self._buffer.reissue(lost)
+        return np.flatnonzero(stays)
+
+    def _reserve(self) -> None:
+        """Whoever takes over from this worker must know of the steps that begin now."""
+        if self._steps.reserve(len(self._stepping) * self._context.record_spec.replan):
+            state = {**self._shared_state(), "steps": self._steps.inherited(), "env": None}
+            self._board.keep(self.name, state, {})
 
     def _land(self, look_s: float) -> bool:
         """Take what has landed, after at most ``look_s`` of waiting where nothing else could come meanwhile."""
@@ -198,7 +225,7 @@ class Rollout:
         idle = idle[: max(0, self._allotted - taken)]
         admission = self._admission[bool(facts.get("imagination/open", True))]
         wanted = len(cut) + len(idle)
-        samples = self._buffer.admit(wanted, admission) if wanted else []
+        samples = self._buffer.admit(wanted, admission, self.name) if wanted else []
         if not samples:
             self._refused_at = time.monotonic()
             return False
@@ -256,7 +283,7 @@ class Rollout:
     def _record(self, slots: Slots, result: StepResult) -> None:
         """What was decided in ``slots``, and what came of it."""
         now = time.monotonic()
-        self.real_steps += int(result.valid.sum())
+        self._steps.taken += int(result.valid.sum())
         rewards = result.chunk_rewards(self._gamma)
         for row, slot in enumerate(slots):
             builder, stepped = self._episodes[int(slot)], self._stepping.pop(int(slot))
@@ -289,6 +316,11 @@ class Rollout:
             sample_id = builder.sample_id
             self._buffer.append(builder.cut(), sample_id=sample_id)
 
+    @property
+    def real_steps(self) -> int:
+        """Env steps taken."""
+        return self._steps.taken
+
     def _tell_steps(self) -> None:
         if self.real_steps != self._told_steps:
             self._board.put({f"real_steps/{self.name}": self.real_steps})
@@ -298,12 +330,8 @@ class Rollout:
         """Episodes under way and the environment, when it can say; else they are started again (attempt + 1)."""
         self._tell_steps()
         env_state = self._env.state()
-        outcomes = None if self._sampler is None else self._sampler.state()
-        shared: State = {"real_steps": self.real_steps, "outcomes": outcomes}
         if env_state is None:
-            running = [b.sample_id for b in self._episodes.values() if not b.is_cut]
-            running += [start.sample.sample_id for start in self._starting.values()]
-            return {**shared, "env": None, "running": running}
+            return {**self._shared_state(), "env": None}
         # A ticket that is a reference into a running cluster dies with it: the request is then made again.
         requests = [
             {"ticket": request.ticket, "slots": request.slots}
@@ -311,19 +339,25 @@ class Rollout:
             if isinstance(request.ticket, int)
         ]
         return {
-            **shared,
+            **self._shared_state(),
             "env": env_state,
             "episodes": {str(slot): builder.state() for slot, builder in self._episodes.items()},
             "requests": requests,
         }
 
+    def _shared_state(self) -> State:
+        return {
+            "steps": self._steps.state(),
+            "outcomes": None if self._sampler is None else self._sampler.state(),
+        }
+
     def load(self, state: State) -> None:
         """Continue from ``state``."""
-        self.real_steps = state["real_steps"]
+        self._steps.load(state["steps"])
         if self._sampler is not None and state["outcomes"] is not None:
             self._sampler.load(state["outcomes"])
         if state["env"] is None:
-            self._buffer.reissue(state["running"])
+            self._buffer.reissue_of(self.name)
             return
         self._env.load(state["env"])
         self._episodes = {int(slot): EpisodeBuilder(**fields) for slot, fields in state["episodes"].items()}

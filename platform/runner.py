@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 PAUSE_TIMEOUT_S = 30.0
 INTERRUPT_PAUSE_S = 3.5
 """An interrupted run must be gone within seconds."""
-LOOKERS_ON = frozenset({"imagination", "evaluator"})
-"""Roles whose state of the last checkpoint goes with anybody's newer one: they publish no weights and hold no samples."""
 
 
 @dataclass
@@ -68,6 +66,8 @@ class Outcome:
     lag: dict[str, float]
     """Of the whole run: mean, p95 and max, in versions."""
     interrupted: bool
+    restarts: dict[str, int]
+    """Times that roles were built again since this process began, by name."""
 
 
 class Runner:
@@ -82,7 +82,6 @@ class Runner:
         if resumed is not None:
             self._progress = Progress(**resumed[1]["runner"])
         self._interrupted = False
-        self._states: dict[str, Any] = {} if resumed is None else dict(resumed[1])
         self._checkpointed = 0 if resumed is None else resumed[0]
         self._busy: dict[str, float] = {}
         self._moved: dict[str, tuple[int, float]] = {}
@@ -101,8 +100,17 @@ class Runner:
         host = self._timed("host", lambda: HOSTS[type(self._config.host)](self._config.host))
         try:
             return report(self._run_on(host, first, records))
+        except RoleFailure as error:
+            raise self._with_remedy(error) from error
         finally:
             host.close()
+
+    def _with_remedy(self, error: RoleFailure) -> RoleFailure:
+        """What a role died of says no remedy of its own: the run can go on from its last checkpoint."""
+        if error.remedy or not self._checkpointed:
+            return error
+        remedy = f"run.resume={self._folder} goes on from policy turn {self._checkpointed}"
+        return type(error)(error.what, where=error.where, remedy=remedy)
 
     def _timed(self, stage: str, work: Any) -> Any:
         began = time.monotonic()
@@ -177,7 +185,7 @@ class Runner:
         place_roles(host, self._config, self._context, services)
         self._timed("start", host.start)
         if self._resumed is not None:
-            host.load({name: state for name, state in self._states.items() if name != "runner"})
+            host.load({name: state for name, state in self._resumed[1].items() if name != "runner"})
         began = time.monotonic()
         trackers = make_trackers(self._config.track, self._folder, self._progress.run_id)
         try:
@@ -229,8 +237,9 @@ class Runner:
                 int(board.get("policy/turns", 0)) // config.checkpoint_every if config.checkpoint_every else 0
             )
             if config.checkpoint_every and due > self._checkpointed // config.checkpoint_every:
-                self._checkpoint(host, PAUSE_TIMEOUT_S)
-                host.resume()
+                self._checkpoint(host)
+                if not self._interrupted:
+                    host.resume()
             self._watch(host, now)
             if self._should_stop(board, now - started):
                 self._log(host, services, services.store.read(), trackers, line, now)
@@ -261,7 +270,7 @@ class Runner:
         if int(board.get("policy/turns", 0)) <= self._config.algorithm.critic_warm_up:
             self._progress.warm_up_steps = online_steps(board)
         buffers = {"real": services.real.stats(), "img": services.imagined.stats()}
-        row = metric_row(by_role, buffers, board, line.wall_s(now))
+        row = metric_row(by_role, buffers, board | restart_facts(host), line.wall_s(now))
         for tracker in trackers:
             tracker.write(row, int(board.get("policy/turns", 0)))
         log.info("%s", line.text(row, board, now))
@@ -284,23 +293,25 @@ class Runner:
                 remedy="see the metrics: gate, guard or admission may hold everything back",
             )  # fmt: skip
 
-    def _checkpoint(self, host: Host, timeout_s: float) -> dict[str, Arrays]:
-        late = host.pause(timeout_s)
-        if late and timeout_s == PAUSE_TIMEOUT_S:
-            raise RoleFailure(f"{', '.join(late)} did not pause within {timeout_s:.0f} s", where="checkpoint")
+    def _checkpoint(self, host: Host) -> dict[str, Arrays]:
+        haste = self._interrupted
+        timeout_s = INTERRUPT_PAUSE_S if haste else PAUSE_TIMEOUT_S
+        late = host.pause(timeout_s, haste=haste)
+        needed = ", ".join(name for name in late if not host.is_spare(name))
+        if needed and not haste:
+            raise RoleFailure(f"{needed} did not pause within {timeout_s:.0f} s", where="checkpoint")
         states = host.states(skip=late)
         held = states["store"]["weights"]
         models = {name: held[name]["arrays"] for name in (OBS_MODEL, REWARD_MODEL) if name in held}
         # What a checkpoint offers for use is the policy that evaluated best, once a run has evaluated any.
         models[POLICY] = held[BEST if BEST in held else POLICY]["arrays"]
-        if not all(name in LOOKERS_ON and name in self._states for name in late):
-            log.warning("%s did not pause in time: the checkpoint before stays the newest", ", ".join(late))
+        if needed:
+            log.warning("%s did not pause in time: the checkpoint before stays the newest", needed)
             return models
-        self._states |= states
-        self._states["runner"] = vars(self._progress)
-        turns = self._states["policy_learner"]["turns"]
+        states["runner"] = vars(self._progress)
+        turns = int(states["policy_learner"]["turns"])
         write_checkpoint(
-            self._folder / "checkpoints", turns, self._states, models, self._context,
+            self._folder / "checkpoints", turns, states, models, self._context,
             keep=self._config.run.keep_checkpoints,
         )  # fmt: skip
         self._checkpointed = turns
@@ -309,7 +320,7 @@ class Runner:
     def _finish(self, host: Host, services: Services, began: float) -> Outcome:
         """A last checkpoint, the evaluation after, and what the report needs from the buffers."""
         self._progress.wall_s += time.monotonic() - began
-        models = self._checkpoint(host, INTERRUPT_PAUSE_S if self._interrupted else PAUSE_TIMEOUT_S)
+        models = self._checkpoint(host)
         board = services.store.read()
         after = {}
         if not self._interrupted:
@@ -326,6 +337,7 @@ class Runner:
             self._busy,
             self._lag(),
             self._interrupted,
+            host.restarts(),
         )
 
     def _lag(self) -> dict[str, float]:
@@ -338,6 +350,15 @@ class Runner:
             "p95": float(np.percentile([row["staleness/lag_p95"] for row in rows], 95)),
             "max": float(max(row["staleness/lag_max"] for row in rows)),
         }
+
+
+def restart_facts(host: Host) -> dict[str, int]:
+    """``host/restarts`` in all, and by role."""
+    restarts = host.restarts()
+    return {
+        "host/restarts": sum(restarts.values()),
+        **{f"host/restarts/{name}": count for name, count in restarts.items()},
+    }
 
 
 def online_steps(board: dict[str, Any]) -> int:

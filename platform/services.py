@@ -13,8 +13,8 @@ from buffers.samples import Admission, Admitted, Gate
 class Collecting(Protocol):
     """A collector's side of a buffer."""
 
-    def admit(self, wanted: int, admission: Admission) -> list[Admitted]:
-        """Start at most ``wanted`` samples, as far as admission allows."""
+    def admit(self, wanted: int, admission: Admission, owner: str) -> list[Admitted]:
+        """Start at most ``wanted`` samples at the collector ``owner``, as far as admission allows."""
         ...
 
     def append(self, record: Record, sample_id: int | None = None) -> int:
@@ -27,6 +27,10 @@ class Collecting(Protocol):
 
     def reissue(self, sample_ids: list[int]) -> None:
         """Give running samples back, to be started again with attempt + 1."""
+        ...
+
+    def reissue_of(self, owner: str) -> int:
+        """The same for all that run at the collector ``owner``; how many."""
         ...
 
     def room(self, admission: Admission) -> int:

@@ -49,6 +49,10 @@ class Board(Protocol):
         """All keys."""
         ...
 
+    def keep(self, name: str, state: dict[str, Any], facts: dict[str, Any]) -> None:
+        """What role ``name`` would continue from if its process died now, and board keys: both or neither."""
+        ...
+
 
 class WeightStore:
     """Holds the newest weights of each model and the board. Whole or not at all: a version is one object."""
@@ -56,6 +60,7 @@ class WeightStore:
     def __init__(self) -> None:
         self._current: dict[str, Published] = {}
         self._board: dict[str, Any] = {}
+        self._kept: dict[str, dict[str, Any]] = {}
 
     def publish(self, name: str, version: int, arrays: Arrays) -> None:
         """Replace the weights of ``name``; versions must increase."""
@@ -78,10 +83,19 @@ class WeightStore:
         """A copy of the board."""
         return dict(self._board)
 
+    def keep(self, name: str, state: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Hold ``state`` for whoever takes over from role ``name``; set board keys."""
+        self._kept[name] = state
+        self._board.update(facts)
+
+    def kept(self, name: str) -> dict[str, Any] | None:
+        """The last state that role ``name`` kept; None when it never did."""
+        return self._kept.get(name)
+
     def state(self) -> dict[str, Any]:
-        """Weights, versions and board."""
+        """Weights, versions, board, and what roles kept."""
         weights = {p.name: {"version": p.version, "arrays": dict(p.arrays)} for p in self._current.values()}
-        return {"weights": weights, "board": dict(self._board)}
+        return {"weights": weights, "board": dict(self._board), "kept": dict(self._kept)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
@@ -90,6 +104,7 @@ class WeightStore:
             for name, held in state["weights"].items()
         }
         self._board = dict(state["board"])
+        self._kept = dict(state["kept"])
 
 
 def module_arrays(module: torch.nn.Module) -> Arrays:

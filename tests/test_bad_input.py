@@ -313,7 +313,7 @@ def test_imagination_without_data_waits_for_real_episodes(mode: str, tmp_path: P
     assert run(argv) == 0
     _, states = read_checkpoint(tmp_path / "run" / "checkpoints")
     assert states["policy_learner"]["turns"] == 3
-    assert states["rollout_0"]["real_steps"] > 0
+    assert states["rollout_0"]["steps"]["taken"] > 0
     assert (states["imagination"]["imagined_steps"] > 0) or mode == "real+imagined"
     assert states["obs_model_learner"]["updates"] > 0
 

@@ -50,6 +50,9 @@ def test_the_budget_never_starves_the_learner(
         train(table, taken, asked=batch)
 
 
+OWNERS = st.sampled_from(["rollout_0", "rollout_1"])
+
+
 class LifecycleMachine(RuleBasedStateMachine):
     """Random histories against a model that remembers every sample for ever."""
 
@@ -60,6 +63,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.attempts: Counter[int] = Counter()
         self.places: set[int] = set()
         self.unadmitted: set[int] = set()
+        self.owners: dict[int, str] = {}
+        """Of the running samples."""
         self.leases: dict[int, list[int]] = {}
         self.version = 0
 
@@ -79,15 +84,16 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.table.advance(self.version)
         self.places = set(self._in("admitted", "running", "buffered", "leased"))
 
-    @rule(wanted=st.integers(0, 5))
-    def admit(self, wanted: int) -> None:
+    @rule(wanted=st.integers(0, 5), owner=OWNERS)
+    def admit(self, wanted: int, owner: str) -> None:
         waiting = self._in("admitted")
-        admitted = self.table.admit(wanted, Admission(self.limit))
+        admitted = self.table.admit(wanted, Admission(self.limit), owner)
         ids = [sample.sample_id for sample in admitted]
         assert {s.sample_id: s.attempt for s in admitted} == {key: self.attempts[key] for key in ids}
         again = [key for key in ids if key in self.states]
         assert again == waiting[:wanted], "what waits comes first, and no other id comes twice"
         self.states |= dict.fromkeys(ids, "running")
+        self.owners |= dict.fromkeys(ids, owner)
         self.places |= set(ids)
         filled = [key for key in self.places if self.states[key] not in ("failed", "expired")]
         if len(ids) > len(again):
@@ -106,6 +112,22 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.attempts.update(ids)
         self.table.reissue(ids)
         self.states |= dict.fromkeys(ids, "admitted")
+
+    @rule(owner=OWNERS)
+    def collector_dies(self, owner: str) -> None:
+        """What runs there, and nothing else, waits to be started again; what it then still stores is refused."""
+        ids = [key for key in self._in("running") if self.owners[key] == owner]
+        before = self.table.state()
+        assert self.table.reissue_of(owner) == len(ids)
+        for key in ids:
+            with pytest.raises(ReplayError):
+                self.table.check_store(key, self.attempts[key])
+        self.attempts.update(ids)
+        self.states |= dict.fromkeys(ids, "admitted")
+        after = self.table.state()
+        others = [[s for s in state["samples"] if s["id"] not in ids] for state in (before, after)]
+        assert others[0] == others[1]
+        assert self.table.reissue_of(owner) == 0
 
     @rule()
     def store_unadmitted(self) -> None:
@@ -183,6 +205,12 @@ class LifecycleMachine(RuleBasedStateMachine):
         if hasattr(self, "table"):
             live = set(self._in("admitted", "running", "buffered", "leased")) - self.unadmitted
             assert len(live) <= self.limit
+
+    @invariant()
+    def what_runs_has_an_owner_and_nothing_else_has(self) -> None:
+        if hasattr(self, "table"):
+            found = {s["id"]: s["owner"] for s in self.table.state()["samples"] if s["owner"]}
+            assert found == {key: self.owners[key] for key in self._in("running")}
 
     @invariant()
     def commits_are_bounded(self) -> None:

@@ -1,6 +1,5 @@
 import json
 import pickle
-import time
 from pathlib import Path
 from platform.metrics import Averages, Count, Mean, joined
 
@@ -33,14 +32,71 @@ def test_wilson_interval_holds_the_rate_and_stays_in_bounds(trials: int, data: s
 def test_idle_and_busy_make_the_wall_time() -> None:
     from platform.metrics import BusyClock, idle_ratio
 
-    clock = BusyClock()
-    with clock.busy():
-        time.sleep(0.02)
-    time.sleep(0.02)
-    busy, wall = clock.take()
-    assert 0 < busy < wall
-    assert idle_ratio(busy, wall) == pytest.approx((wall - busy) / wall)
-    assert clock.take()[0] == 0.0
+    now = [100.0]
+    clock = BusyClock(lambda: now[0])
+
+    def until(second: float) -> None:
+        now[0] = 100.0 + second
+
+    until(1.0)
+    clock.begin()
+    until(3.0)
+    clock.end(worked=True)
+    until(5.0)
+    assert clock.take() == (2.0, 5.0)
+    assert idle_ratio(2.0, 5.0) == pytest.approx(0.6)
+    # A step from 6 to 17 lies in three windows, one of which it fills.
+    until(6.0)
+    clock.begin()
+    until(10.0)
+    assert clock.take() == (4.0, 5.0)
+    until(15.0)
+    assert clock.take() == (5.0, 5.0)
+    until(17.0)
+    clock.end(worked=True)
+    until(20.0)
+    assert clock.take() == (2.0, 5.0)
+    assert clock.take() == (0.0, 0.0)
+    # A look from 24 to 26 that found nothing was idle: what 20 to 25 counted of it, 25 to 30 counts less.
+    until(24.0)
+    clock.begin()
+    until(25.0)
+    assert clock.take() == (1.0, 5.0)
+    until(26.0)
+    clock.end(worked=False)
+    until(27.0)
+    clock.begin()
+    until(30.0)
+    clock.end(worked=True)
+    assert clock.take() == (2.0, 5.0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["begin", "worked", "idle", "take"]), st.integers(0, 50)), max_size=60)
+)
+def test_no_busy_second_is_lost_or_counted_twice(moves: list[tuple[str, int]]) -> None:
+    from platform.metrics import BusyClock
+
+    now, began, busy = 0, None, 0
+    clock = BusyClock(lambda: float(now))
+    taken = []
+    # Idle time that was counted as busy is made good by the busy time after it.
+    after = [("worked", 0), ("begin", 0), ("worked", 5000), ("take", 0), ("take", 1000)]
+    for move, seconds in [*moves, *after]:
+        now += seconds
+        if move == "take":
+            taken.append(clock.take())
+        elif move == "begin":
+            if began is None:
+                began = now
+                clock.begin()
+        elif began is not None:
+            busy += now - began if move == "worked" else 0
+            began = None
+            clock.end(worked=move == "worked")
+    assert all(0 <= one <= wall for one, wall in taken)
+    assert sum(wall for _, wall in taken) == now
+    assert sum(one for one, _ in taken) == busy
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))

@@ -56,5 +56,6 @@ def test_the_page_names_every_metric(tmp_path: Path) -> None:
     # Slow machines have long waits, replicas die on Ray.
     needs_luck |= {"inference/waits/longer", "inference/asked_again/rollout_<i>"}
     assert names <= documented()
+    needs_deaths = {"host/restarts/<role>"}
     needs_workers = {"rollout/busy/rollout_<i>", "rollout/slots/rollout_<i>"}
-    assert documented() - names <= TEXT_ONLY | needs_luck | needs_workers
+    assert documented() - names <= TEXT_ONLY | needs_luck | needs_workers | needs_deaths

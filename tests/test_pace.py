@@ -32,6 +32,8 @@ class Model:
     attempt: Counter[int] = field(default_factory=Counter)
     versions: dict[int, list[int]] = field(default_factory=dict)
     """Of the running attempt."""
+    owners: dict[int, str] = field(default_factory=dict)
+    """Collector that started the running attempt."""
     commits: Counter[int] = field(default_factory=Counter)
     version: int = 0
     held: int = 0
@@ -91,11 +93,11 @@ class PaceMachine(RuleBasedStateMachine):
     def _in(self, *states: str) -> list[int]:
         return sorted(key for key, state in self.model.state.items() if state in states)
 
-    @rule(wanted=st.integers(0, 6))
-    def admit(self, wanted: int) -> None:
+    @rule(wanted=st.integers(0, 6), owner=st.sampled_from(["rollout_0", "rollout_1"]))
+    def admit(self, wanted: int, owner: str) -> None:
         model, elsewhere = self.model, self.imagined.room(self.ahead)
         waiting, room = self._in("admitted"), self.real.room(self.admission)
-        admitted = self.real.admit(wanted, self.admission)
+        admitted = self.real.admit(wanted, self.admission, owner)
         if self.rules.drain and self.real.running_before(model.version):
             assert admitted == []
             return
@@ -107,6 +109,7 @@ class PaceMachine(RuleBasedStateMachine):
             for mate in range(sample.group, sample.group + self.rules.group):
                 model.state.setdefault(mate, "admitted")
             model.state[sample.sample_id] = "running"
+            model.owners[sample.sample_id] = owner
             model.versions[sample.sample_id] = []
         assert self.imagined.room(self.ahead) == elsewhere, "real samples take no place of imagined ones"
 
@@ -250,12 +253,31 @@ class PaceMachine(RuleBasedStateMachine):
         if restart:
             self._reissue(self._in("running"))
 
-    @rule()
-    def collector_dies(self) -> None:
-        self._reissue(self._in("running")[:2])
+    @rule(owner=st.sampled_from(["rollout_0", "rollout_1"]))
+    def collector_dies(self, owner: str) -> None:
+        """Its samples fill the same places until somebody starts them again."""
+        ids, room = self._owned(owner), self.real.room(self.admission)
+        assert self.real.reissue_of(owner) == len(ids)
+        self._started_anew(ids)
+        assert self.real.room(self.admission) == room
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(owner=st.sampled_from(["rollout_0", "rollout_1"]))
+    def restore_without_a_collector(self, owner: str) -> None:
+        """A checkpoint may be older than what its table says runs at a collector that is gone."""
+        self.restore(restart=False)
+        ids = self._owned(owner)
+        assert self.real.reissue_of(owner) == len(ids)
+        self._started_anew(ids)
+
+    def _owned(self, owner: str) -> list[int]:
+        return [key for key in self._in("running") if self.model.owners[key] == owner]
 
     def _reissue(self, ids: list[int]) -> None:
         self.real.reissue(ids)
+        self._started_anew(ids)
+
+    def _started_anew(self, ids: list[int]) -> None:
         self.model.attempt.update(ids)
         self.model.state |= dict.fromkeys(ids, "admitted")
 

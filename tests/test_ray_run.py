@@ -61,6 +61,7 @@ class Run:
                 return
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.2)
+        os.killpg(self.process.pid, signal.SIGTERM)
         pytest.fail(f"no turn within {LONG_S} s")
 
     def end(self) -> tuple[int, str, str]:
@@ -155,13 +156,22 @@ def test_two_ranks_learn_and_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", ["rollout_0", "policy_learner", "policy_learner_1"])
 def test_a_killed_role_ends_the_run_by_name(tmp_path: Path, victim: str) -> None:
     ranks = TWO_RANKS if victim == "policy_learner_1" else ()
-    run = Run(tmp_path / "run", "real", "run.stop.updates=100000", *ranks)
-    run.wait_for_turns(2)
+    run = Run(
+        tmp_path / "run",
+        "real",
+        "run.stop.updates=100000",
+        "run.checkpoint_every=1",
+        "host.restarts=0",
+        *ranks,
+    )
+    run.wait_for_turns(3)
     pid = int((tmp_path / "run" / "log.txt").read_text().split(f"{victim} is process ")[1].split()[0])
     os.kill(pid, signal.SIGKILL)
     code, _, err = run.end()
     assert code == 3, err
-    assert f"the process of {victim} died" in err.strip().splitlines()[-1]
+    last = err.strip().splitlines()[-1]
+    assert f"the process of {victim} died" in last
+    assert f"run.resume={tmp_path / 'run'} goes on from policy turn" in last
 
 
 def test_a_failing_role_ends_the_run_with_its_first_exception_on_the_last_line(tmp_path: Path) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from platform.envs.base import Observation
 from platform.inference import Decisions
-from platform.replicas import ReplicaLost, Replicas
+from platform.replicas import FIRST_AWAY_S, ReplicaLost, Replicas
 from platform.weights import WeightStore
 
 import numpy as np
-import pytest
-
-from configs.errors import RoleFailure
 
 SEEN = Observation({}, np.zeros((1, 1), np.float32), ["reach"])
+
+
+class Clock:
+    """Stands still."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 class Replica:
@@ -46,8 +53,8 @@ def test_workers_are_dealt_out_in_turn() -> None:
 
 
 def test_what_a_dead_replica_was_asked_is_asked_again_elsewhere_and_counted() -> None:
-    a, b, board = Replica(), Replica(), WeightStore()
-    client = Replicas({"a": a, "b": b}, 0, board, "rollout_3")
+    a, b, board, now = Replica(), Replica(), WeightStore(), Clock()
+    client = Replicas({"a": a, "b": b}, 0, board, "rollout_3", now)
     ticket = client.submit(SEEN)
     a.alive = False
     assert client.poll(ticket) is None
@@ -56,6 +63,52 @@ def test_what_a_dead_replica_was_asked_is_asked_again_elsewhere_and_counted() ->
     assert board.read() == {"inference/asked_again/rollout_3": 1}
     assert client.poll(client.submit(SEEN)) is not None
     assert (a.asked, b.asked) == (1, 2), "the dead one is not asked any more"
+
+
+def test_a_replica_that_came_back_is_asked_again() -> None:
+    a, b, now = Replica(), Replica(), Clock()
+    client = Replicas({"a": a, "b": b}, 0, WeightStore(), "rollout_0", now)
+    a.alive = False
+    ticket = client.submit(SEEN)
+    assert client.poll(ticket) is None
+    assert client.poll(ticket) is not None
+    a.alive = True
+    now.seconds += FIRST_AWAY_S
+    for _ in range(3):
+        assert client.poll(client.submit(SEEN)) is not None
+    assert (a.asked, b.asked) == (4, 1)
+
+
+def test_one_that_stays_away_is_asked_ever_more_rarely() -> None:
+    a, b, now = Replica(), Replica(), Clock()
+    client = Replicas({"a": a, "b": b}, 0, WeightStore(), "rollout_0", now)
+    a.alive = False
+    tried = []
+    for _ in range(3600):
+        before = a.asked
+        ticket = client.submit(SEEN)
+        while client.poll(ticket) is None:
+            pass
+        tried += [now.seconds] * (a.asked - before)
+        now.seconds += 1.0
+    assert tried[:6] == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0]
+    assert tried[-1] - tried[-2] == 60.0
+    assert client.asked_again == len(tried)
+
+
+def test_the_only_replica_is_asked_again_once_it_is_back() -> None:
+    a, now = Replica(), Clock()
+    client = Replicas({"inference_0": a}, 0, WeightStore(), "rollout_0", now)
+    tickets = [client.submit(SEEN), client.submit(SEEN)]
+    a.alive = False
+    for _ in range(5):
+        assert [client.poll(ticket) for ticket in tickets] == [None, None]
+    assert (a.asked, client.asked_again) == (2, 2), "nobody asks a replica that is away"
+    a.alive, a.version = True, 9
+    now.seconds += FIRST_AWAY_S
+    assert [client.poll(ticket) for ticket in tickets] == [None, None]
+    answers = [client.poll(ticket) for ticket in tickets]
+    assert [answer.version for answer in answers if answer is not None] == [9, 9]
 
 
 def test_two_open_requests_survive_one_death() -> None:
@@ -94,12 +147,3 @@ def test_answers_may_be_taken_in_another_order_than_they_were_given() -> None:
     assert older is not None, "nothing newer had been acted with when it was asked"
     assert older.version == 4
     assert a.asked == 2
-
-
-def test_the_last_death_ends_the_run_by_name() -> None:
-    a = Replica()
-    client = Replicas({"inference_0": a}, 0, WeightStore(), "rollout_0")
-    ticket = client.submit(SEEN)
-    a.alive = False
-    with pytest.raises(RoleFailure, match=r"no inference replica is left: killed \(inference_0\)"):
-        client.poll(ticket)

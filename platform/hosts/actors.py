@@ -11,7 +11,7 @@ from typing import Any
 
 from ..acceleration import flush_denormals
 from ..metrics import BusyClock
-from ..role import Role, State, WaitsForWork
+from ..role import CanCutShort, Role, State, WaitsForWork
 from .base import Health
 
 FIRST_IDLE_S = 0.005
@@ -104,7 +104,8 @@ class RoleActor:
 
     def _step(self) -> bool:
         self._step_began = time.monotonic()
-        busy_before = self._step_began
+        worked = False
+        self._clock.begin()
         try:
             worked = self._role.step()
         except Exception as error:  # noqa: BLE001  whatever a role raises is told by the runner, in its own process
@@ -112,18 +113,19 @@ class RoleActor:
             return False
         finally:
             self._step_began = None
-        if worked:
-            self._progress += 1
-            self._clock.add(time.monotonic() - busy_before)
+            self._clock.end(worked=worked)
+        self._progress += worked
         return worked
 
     def resume(self) -> None:
         """Let the loop work."""
         self._running.set()
 
-    def pause(self) -> bool:
-        """Hold the loop; answers when it stands between two steps."""
+    def pause(self, haste: bool = False) -> bool:
+        """Hold the loop; answers when it stands between two steps. ``haste``: a step that can be cut short is."""
         self._running.clear()
+        if haste and isinstance(self._role, CanCutShort):
+            self._role.cut_short()
         with self._still:
             return True
 
@@ -146,7 +148,7 @@ class RoleActor:
         """Progress, and the first exception with its traceback."""
         began = self._step_began
         return Health(
-            self._name, self._progress, 0.0 if began is None else time.monotonic() - began
+            self._name, self._progress, 0.0 if began is None else time.monotonic() - began, os.getpid()
         ), self._error
 
     def infer(self, observation: Any) -> Any:

@@ -21,6 +21,8 @@ class Health:
     """Steps that did something."""
     step_s: float
     """Seconds that the step under way has taken; 0 between steps."""
+    process: int = 0
+    """Id of its process where it has one of its own."""
 
 
 class Host(Protocol):
@@ -34,9 +36,19 @@ class Host(Protocol):
         ...
 
     def place_role(
-        self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
+        self,
+        name: str,
+        build: Callable[[], Role],
+        *,
+        serves: bool = False,
+        own_gpu: bool = False,
+        recover: Callable[[], State | None] | None = None,
     ) -> Any:
-        """Place a role. ``serves``: others call it (the inference service); what comes back is for them."""
+        """Place a role. ``serves``: others call it (the inference service); what comes back is for them.
+
+        ``recover``: it is spare. When its process dies it is built again, and a checkpoint can do without its state.
+        ``recover`` then gives back what it had under way and answers what its successor loads (None: nothing).
+        """
         ...
 
     def place_rank(self, name: str, build: Callable[[], RankWorker], *, own_gpu: bool) -> Colleague:
@@ -55,16 +67,26 @@ class Host(Protocol):
         """Give the roles time (a round, or a short wait). Raises RoleFailure when one has died."""
         ...
 
-    def pause(self, timeout_s: float) -> list[str]:
-        """Hold every role between two steps; names of those that did not stop in time."""
+    def pause(self, timeout_s: float, *, haste: bool = False) -> list[str]:
+        """Hold every role between two steps; names of those that did not stop in time. ``haste``: steps that can be cut
+        short are.
+        """
+        ...
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a checkpoint can do without the state of role ``name``."""
+        ...
+
+    def restarts(self) -> dict[str, int]:
+        """Times that spare roles were built again since the host started, by name; those that never were are left out."""
         ...
 
     def states(self, skip: list[str]) -> dict[str, State]:
-        """States of services and roles; the host must be paused."""
+        """States of services and roles; the host must be paused. Spare roles that are being built again are left out."""
         ...
 
     def load(self, states: dict[str, State]) -> None:
-        """Continue from ``states``; the host must be paused."""
+        """Continue from ``states``; the host must be paused. Spare roles without a state go on from what they kept."""
         ...
 
     def metrics(self) -> dict[str, dict[str, float]]:

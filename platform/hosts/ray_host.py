@@ -14,93 +14,22 @@ from typing import Any, TypeVar, cast
 from configs.errors import ResourceError, RoleFailure
 from configs.system import RayHostConfig
 
-from ..metrics import Averages
 from ..ranks import Colleague, RankWorker
-from ..replicas import ReplicaLost
 from ..role import Role, State
 from .base import Health
+from .proxies import INFER, InferenceProxy, RankProxy, ServiceProxy, answers
+from .spares import Recover, Spares, wait_for
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-INFER = "infer"
 REQUESTS_AT_ONCE = 64
 """Threads of an inference replica for the requests that wait; calls of the host have threads of their own."""
 CALLS_AT_ONCE = 4
 POLL_S = 0.25
-ANSWER_TIMEOUT_S = 30.0
-START_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 5.0
-
-
-class ServiceProxy:
-    """Has the methods of the service that lives in an actor; each call waits for its answer."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name, self._actor = name, actor
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):
-            raise AttributeError(method)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return _answers({self._name: self._actor.call.remote(method, *args, **kwargs)})[self._name]
-
-        return call
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (ServiceProxy, (self._name, self._actor))
-
-
-class InferenceProxy:
-    """An inference replica as a collector sees it; a ticket is Ray's reference to the answer."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name, self._actor = name, actor
-
-    def submit(self, observation: Any) -> Any:
-        """Ask."""
-        return self._actor.infer.options(concurrency_group=INFER).remote(observation)
-
-    def poll(self, ticket: Any, *, timeout_s: float = 0.0) -> Any:
-        """Look, waiting at most ``timeout_s``. Raises ReplicaLost when the process that was asked has died."""
-        import ray
-
-        done, _ = ray.wait([ticket], timeout=timeout_s)
-        try:
-            return ray.get(done[0]) if done else None
-        except ray.exceptions.RayActorError as error:
-            raise ReplicaLost(f"the process of {self._name} died: {_cause(error)}") from error
-
-    def wait(self, ticket: Any, timeout_s: float) -> None:
-        """Until there is an answer, or none to be expected."""
-        import ray
-
-        ray.wait([ticket], timeout=timeout_s)
-
-
-class RankProxy:
-    """Another rank of a role, as rank 0 sees it; a ticket is Ray's reference to the answer."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name, self._actor = name, actor
-
-    def begin(self, method: str, *args: Any) -> Any:
-        """Start a call."""
-        return self._actor.call.remote(method, *args)
-
-    def finish(self, ticket: Any, timeout_s: float | None = None) -> Any:
-        """The answer. RoleFailure when the rank died or failed, TimeoutError after ``timeout_s``."""
-        import ray
-
-        try:
-            return ray.get(ticket, timeout=timeout_s)
-        except ray.exceptions.RayActorError as error:
-            raise RoleFailure(
-                f"the process of {self._name} died: {_cause(error)}", where=self._name
-            ) from error
-        except ray.exceptions.RayTaskError as error:
-            raise RoleFailure(f"{self._name} failed: {_cause(error)}", where=self._name) from error
+PATIENCE_S = {False: 5.0, True: 0.5}
+"""By haste: how long a pause waits for roles that a checkpoint can do without, once the others stand."""
 
 
 class RayHost:
@@ -116,7 +45,8 @@ class RayHost:
         self._serving: set[str] = set()
         self._health: dict[str, Health] = {}
         self._last_look = 0.0
-        self._averages = Averages()
+        self._spares = Spares(config.restarts)
+        self._working = False
         self._begin()
 
     def _begin(self) -> None:
@@ -158,7 +88,13 @@ class RayHost:
         return cast(T, ServiceProxy(name, actor))
 
     def place_role(
-        self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
+        self,
+        name: str,
+        build: Callable[[], Role],
+        *,
+        serves: bool = False,
+        own_gpu: bool = False,
+        recover: Recover | None = None,
     ) -> Any:
         """An actor with a loop of its own."""
         import ray
@@ -171,30 +107,19 @@ class RayHost:
         kind = remote(
             num_cpus=0,
             num_gpus=int(own_gpu),
-            max_restarts=0,
+            max_restarts=0 if recover is None else self._config.restarts,
             max_concurrency=CALLS_AT_ONCE,
             concurrency_groups=groups,
         )
         niceness: int = getattr(self._config.niceness, re.sub(r"_\d+$", "", name))
         actor = kind(RoleActor).remote(name, build, self._config.threads, niceness)
         self._roles[name] = actor
+        if recover is not None:
+            self._spares.add(name, actor, recover)
         if not serves:
             return ServiceProxy(name, actor)
         self._serving.add(name)
         return InferenceProxy(name, actor)
-
-    def _let_go(self, name: str) -> bool:
-        """Go on without a dead replica while another serves; its clients ask that one."""
-        if name not in self._serving or len(self._serving) == 1:
-            return False
-        self._serving.discard(name)
-        self._roles.pop(name, None)
-        self._health.pop(name, None)
-        log.warning(
-            "%s died; still serving, and asked what it left unanswered: %s",
-            name, ", ".join(sorted(self._serving)),
-        )  # fmt: skip
-        return True
 
     def place_rank(self, name: str, build: Callable[[], RankWorker], *, own_gpu: bool) -> Colleague:
         """An actor that trains in one call while it answers others."""
@@ -210,23 +135,13 @@ class RayHost:
 
     def start(self) -> None:
         """Wait for every constructor; the first failure is told by its role's name."""
-        import ray
-
-        for name, actor in (self._services | self._ranks | self._roles).items():
-            try:
-                pid = ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
-                log.debug("%s is process %d", name, pid)
-            except ray.exceptions.GetTimeoutError as error:
-                raise RoleFailure(
-                    f"{name} did not start within {START_TIMEOUT_S:.0f} s", where=name,
-                    remedy="is the machine overloaded or short of memory?",
-                ) from error  # fmt: skip
-            except ray.exceptions.RayError as error:
-                raise RoleFailure(f"{name} could not start: {_cause(error)}", where=name) from error
+        for name, process in wait_for(self._services | self._ranks | self._roles).items():
+            self._spares.started(name, process)
 
     def resume(self) -> None:
         """Let every loop work."""
-        self._of_roles({name: actor.resume.remote() for name, actor in self._roles.items()})
+        self._working = True
+        self._of_roles({name: actor.resume.remote() for name, actor in self._present().items()})
 
     def pump(self) -> None:
         """Wait a moment, then look after every actor."""
@@ -236,54 +151,91 @@ class RayHost:
             self._last_look = time.monotonic()
 
     def _look(self) -> None:
-        asked = {name: actor.health.remote() for name, actor in self._roles.items()}
+        self._welcome()
+        asked = {name: actor.health.remote() for name, actor in self._present().items()}
         asked |= {name: actor.error.remote() for name, actor in self._ranks.items()}
         asked |= {name: actor.ready.remote() for name, actor in self._services.items()}
-        answers = self._of_roles(asked)
-        failures = {name: answers[name] for name in self._ranks}
-        for name in self._roles:
-            self._health[name], failures[name] = answers[name]
+        found = self._of_roles(asked)
+        failures = {name: found[name] for name in self._ranks}
+        for name in [name for name in self._roles if name in found]:
+            self._health[name], failures[name] = found[name]
+            self._spares.look(name, self._health[name].process)
         for name, failure in failures.items():
             if failure is not None:
                 log.error("%s", failure[1].rstrip())
                 raise RoleFailure(f"{name} failed: {failure[0]}", where=name)
 
-    def pause(self, timeout_s: float) -> list[str]:
+    def _present(self) -> dict[str, Any]:
+        """Roles that are not being built again."""
+        return {name: actor for name, actor in self._roles.items() if name not in self._spares.away}
+
+    def _welcome(self) -> None:
+        """Roles that were built again work on."""
+        for name, error in self._spares.welcome():
+            if error is None and self._working:
+                self._of_roles({name: self._roles[name].resume.remote()})
+            elif error is not None and not self._let_go(name):
+                raise error
+
+    def _let_go(self, name: str) -> bool:
+        """Go on without a dead replica while another serves; its clients ask that one."""
+        if name not in self._serving or len(self._serving) == 1:
+            return False
+        self._serving.discard(name)
+        self._spares.drop(name)
+        self._roles.pop(name, None)
+        self._health.pop(name, None)
+        log.warning(
+            "%s died; still serving, and asked what it left unanswered: %s",
+            name, ", ".join(sorted(self._serving)),
+        )  # fmt: skip
+        return True
+
+    def _lost(self, name: str, error: Exception) -> bool:
+        self._health.pop(name, None)
+        return self._spares.lost(name, error) or self._let_go(name)
+
+    def pause(self, timeout_s: float, *, haste: bool = False) -> list[str]:
         """Hold every loop; the names of those still inside a step after ``timeout_s``."""
         import ray
 
-        asked = {actor.pause.remote(): name for name, actor in self._roles.items()}
-        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        self._working = False
+        asked = {actor.pause.remote(haste): name for name, actor in self._present().items()}
+        vital = [ref for ref, name in asked.items() if name not in self._spares]
+        if vital:
+            ray.wait(vital, num_returns=len(vital), timeout=timeout_s)
+        patience = min(timeout_s, PATIENCE_S[haste])
+        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=patience)
         self._of_roles({asked[ref]: ref for ref in done})
         return [asked[ref] for ref in late]
 
+    def is_spare(self, name: str) -> bool:
+        """Whether a checkpoint can do without ``name``."""
+        return name in self._spares
+
+    def restarts(self) -> dict[str, int]:
+        """Times that roles were built again, by name."""
+        return dict(self._spares.restarts)
+
     def states(self, skip: list[str]) -> dict[str, State]:
-        """Of services and roles."""
-        asked = {
-            name: actor.call.remote("state") for name, actor in self._services.items() if name not in skip
-        }
-        asked |= {name: actor.state.remote() for name, actor in self._roles.items() if name not in skip}
-        return self._of_roles(asked)
+        """Of roles, then of services: roles tell them the last, and what a dead one had is given back."""
+        asked = {name: actor.state.remote() for name, actor in self._present().items() if name not in skip}
+        found = self._of_roles(asked)
+        return found | answers({name: a.call.remote("state") for name, a in self._services.items()})
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
-        _answers({name: actor.call.remote("load", states[name]) for name, actor in self._services.items()})
-        for name in [name for name in self._serving if name not in states]:
-            log.warning(
-                "%s has no state in the checkpoint, since it had died: it starts its noise anew", name
-            )
-        known = {
-            name: actor for name, actor in self._roles.items() if name in states or name not in self._serving
-        }
-        _answers({name: actor.load.remote(states[name]) for name, actor in known.items()})
+        answers({name: actor.call.remote("load", states[name]) for name, actor in self._services.items()})
+        states = self._spares.load(states)
+        answers({name: a.load.remote(states[name]) for name, a in self._roles.items() if name in states})
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Each role's metrics and clock."""
-        return self._of_roles({name: actor.metrics.remote() for name, actor in self._roles.items()})
+        return self._of_roles({name: actor.metrics.remote() for name, actor in self._present().items()})
 
     def _of_roles(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Answers of those that live; the death of one that is not spare ends the run by its name."""
-        return _answers(asked, self._let_go)
+        return answers(asked, self._lost)
 
     def health(self) -> list[Health]:
         """As of the last look."""
@@ -317,25 +269,3 @@ def require_cluster(address: str) -> None:
             f"nothing listens there: {error}", where=f"host.address={address}",
             remedy="start a cluster with ray start --head, or drop host.address",
         ) from error  # fmt: skip
-
-
-def _answers(asked: dict[str, Any], spare: Callable[[str], bool] = lambda _: False) -> dict[str, Any]:
-    """Wait for each; a dead or silent actor ends the run by its name, unless it is dead and ``spare``."""
-    import ray
-
-    answers = {}
-    for name, ref in asked.items():
-        try:
-            answers[name] = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
-        except ray.exceptions.RayActorError as error:
-            if not spare(name):
-                raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise RoleFailure(f"{name} does not answer", where=name) from error
-    return answers
-
-
-def _cause(error: BaseException) -> str:
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).strip().splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[-1]}" if lines else type(cause).__name__

@@ -27,6 +27,7 @@ class SerialHost:
         self._roles: dict[str, Role] = {}
         self._clocks: dict[str, BusyClock] = {}
         self._progress: dict[str, int] = {}
+        self._recover: dict[str, Callable[[], State | None]] = {}
 
     def place_service(self, name: str, build: Callable[[], T]) -> T:
         """Build it here."""
@@ -35,10 +36,18 @@ class SerialHost:
         return service
 
     def place_role(
-        self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
+        self,
+        name: str,
+        build: Callable[[], Role],
+        *,
+        serves: bool = False,
+        own_gpu: bool = False,
+        recover: Callable[[], State | None] | None = None,
     ) -> Any:
         """Build it here; its place in the round is the order of the calls."""
         role = build()
+        if recover is not None:
+            self._recover[name] = recover
         self._roles[name] = role
         self._clocks[name] = BusyClock()
         self._progress[name] = 0
@@ -57,18 +66,29 @@ class SerialHost:
     def pump(self) -> None:
         """One step of each role."""
         for name, role in self._roles.items():
+            worked = False
+            self._clocks[name].begin()
             try:
-                with self._clocks[name].busy():
-                    worked = role.step()
+                worked = role.step()
             except ReverieError:
                 raise
             except Exception as error:
                 raise RoleFailure(f"{name} failed: {type(error).__name__}: {error}", where=name) from error
+            finally:
+                self._clocks[name].end(worked=worked)
             self._progress[name] += worked
 
-    def pause(self, timeout_s: float) -> list[str]:
+    def pause(self, timeout_s: float, *, haste: bool = False) -> list[str]:
         """Roles are always between two steps here."""
         return []
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a checkpoint can do without ``name``."""
+        return name in self._recover
+
+    def restarts(self) -> dict[str, int]:
+        """None: a role that dies takes this process with it."""
+        return {}
 
     def states(self, skip: list[str]) -> dict[str, State]:
         """Of services and roles."""
@@ -79,7 +99,11 @@ class SerialHost:
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
         for name, part in (self._services | self._roles).items():
-            part.load(states[name])
+            # A run on Ray may have been between two lives of a spare role.
+            missing = name not in states and name in self._recover
+            state = self._recover[name]() if missing else states[name]
+            if state is not None:
+                part.load(state)
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Each role's metrics and clock."""
