@@ -10,7 +10,6 @@ from pydantic import Field
 from configs.errors import ConfigError
 from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, Seed, component
 
-
 Niceness = Annotated[int, Field(ge=0, le=19)]
 
 
@@ -167,12 +166,19 @@ class NicenessConfig:
     """How far each role yields a CPU that others want, too: 0 (not at all) to 19, as the system's ``nice`` counts."""
 
     rollout: Niceness = 0
+    """Rollout workers."""
     inference: Niceness = 0
+    """Inference replicas."""
     imagination: Niceness = 0
+    """The imaginer."""
     policy_learner: Niceness = 0
+    """Rank 0."""
     obs_model_learner: Niceness = 0
+    """The learner of ``M_obs``."""
     reward_model_learner: Niceness = 0
+    """The learner of ``M_reward``."""
     evaluator: Niceness = 0
+    """Evaluations during the run."""
 
 
 @component

@@ -8,7 +8,7 @@ rank of that group; every other process is alone, and whatever ranks add up is t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -22,8 +22,9 @@ BUCKET = 8_000_000
 """Numbers that ranks add up in one message: large enough to be worth one, small beside the model."""
 
 
-def flush_denormals() -> None:
-    """Numbers under 1e-38 count as zero in this thread, which every thread that computes must ask for itself.
+@contextmanager
+def denormals_flushed() -> Iterator[None]:
+    """Inside, numbers under 1e-38 count as zero for this thread; every thread that computes must ask for itself.
 
     A policy that has become sure has probabilities and gradients that small, and a CPU takes up to a hundred times as
     long for each: a learner's turn took three times as long.
@@ -31,6 +32,10 @@ def flush_denormals() -> None:
     import torch
 
     torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from buffers.memory import MemoryBuffer
 from configs.errors import DataError
 from configs.schema import PretrainBudget
 
-from .acceleration import flush_denormals
+from .acceleration import denormals_flushed
 from .context import Context
 from .model_batches import ObsModelBatches, RewardModelBatches
 from .storage import load_tree, new_folder, save_tree
@@ -80,12 +80,12 @@ def fit(job: Job, budget: PretrainBudget, scratch: Path) -> Fitted:
     ``scratch`` holds a checkpoint per look at the held-out loss; a fit that was interrupted goes on from the last one,
     and removes the folder when done. Raises DataError when the loss is not finite.
     """
-    flush_denormals()
     began = time.monotonic()
     fitted, stale, spent = _begin(job, scratch)
     said = time.monotonic()
     while fitted.updates < budget.updates and stale < budget.patience:
-        stats = job.update()
+        with denormals_flushed():
+            stats = job.update()
         fitted.updates += 1
         now = time.monotonic()
         if now - said >= REPORT_EVERY_S:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..acceleration import flush_denormals
+from ..acceleration import denormals_flushed
 from ..metrics import BusyClock
 from ..role import CanCutShort, Role, State, WaitsForWork
 from .base import Health
@@ -53,9 +53,9 @@ class RankActor(ServiceActor):
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank."""
-        flush_denormals()
         try:
-            return super().call(method, *args, **kwargs)
+            with denormals_flushed():
+                return super().call(method, *args, **kwargs)
         except Exception as error:
             self._error = (f"{type(error).__name__}: {error}", traceback.format_exc())
             raise
@@ -90,7 +90,6 @@ class RoleActor:
         return os.getpid()
 
     def _loop(self) -> None:
-        flush_denormals()
         idle_s = FIRST_IDLE_S
         while self._error is None:
             self._running.wait()
@@ -107,7 +106,8 @@ class RoleActor:
         worked = False
         self._clock.begin()
         try:
-            worked = self._role.step()
+            with denormals_flushed():
+                worked = self._role.step()
         except Exception as error:  # noqa: BLE001  whatever a role raises is told by the runner, in its own process
             self._error = (f"{type(error).__name__}: {error}", traceback.format_exc())
             return False

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from configs.errors import ReverieError, RoleFailure
 
-from ..acceleration import flush_denormals
+from ..acceleration import denormals_flushed
 from ..metrics import BusyClock
 from ..ranks import Colleague, RankWorker
 from ..role import Role, State
@@ -22,7 +22,6 @@ class SerialHost:
     exact = True
 
     def __init__(self) -> None:
-        flush_denormals()
         self._services: dict[str, Any] = {}
         self._roles: dict[str, Role] = {}
         self._clocks: dict[str, BusyClock] = {}
@@ -69,7 +68,8 @@ class SerialHost:
             worked = False
             self._clocks[name].begin()
             try:
-                worked = role.step()
+                with denormals_flushed():
+                    worked = role.step()
             except ReverieError:
                 raise
             except Exception as error:
