@@ -29,8 +29,9 @@ command has it, shows the whole configuration and stops.
 
 def help_text(kind: type) -> str:
     """Groups and keys of root config ``kind`` with defaults and docstrings, for a terminal."""
-    lines = ["groups (group=choice):"]
-    lines += [f"  {name}: {', '.join(words)}" for name, words in groups(COMMANDS[kind].base).items()]
+    choices = groups(COMMANDS[kind].base)
+    lines = ["groups (group=choice):"] if choices else []
+    lines += [f"  {name}: {', '.join(words)}" for name, words in choices.items()]
     lines.append("keys (key=value):")
     for path, note, item in _keys(kind):
         lines.append(f"  {path}={_default(item)}  ({introspect.describe(item.annotation)}){note}")
@@ -49,8 +50,10 @@ def page() -> str:
             parts.append(
                 f"\nThe first argument is the {command.word}: {', '.join(f'`{word}`' for word in allowed)}.\n"
             )
-        parts.append("\n| group | choices |\n|---|---|\n")
-        for name, words in groups(command.base).items():
+        choices = groups(command.base)
+        if choices:
+            parts.append("\n| group | choices |\n|---|---|\n")
+        for name, words in choices.items():
             parts.append(f"| `{name}` | {', '.join(f'`{word}`' for word in words)} |\n")
         parts.append("\n| key | default | allowed | meaning |\n|---|---|---|---|\n")
         for path, note, item in _keys(kind):

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs import introspect
 from configs.errors import ConfigError
+from configs.horizon import HorizonConfig
 from configs.mistakes import foreign_key, from_validation, nearest, unknown_key
 from configs.schema import DemosConfig, EvaluateConfig, PretrainConfig, TrainConfig
 
@@ -39,6 +40,7 @@ COMMANDS: dict[type, Command] = {
     DemosConfig: Command("demos"),
     PretrainConfig: Command("pretrain", word="what"),
     EvaluateConfig: Command("evaluate"),
+    HorizonConfig: Command("horizon"),
 }
 
 

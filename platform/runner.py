@@ -27,6 +27,7 @@ from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context, make_contex
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
 from .metrics import make_trackers, read_rows
+from .model_watch import FilmShelf
 from .models import read_model
 from .preflight import check_dataset
 from .progress import ProgressLine, metric_row
@@ -84,6 +85,7 @@ class Runner:
         self._interrupted = False
         self._states: dict[str, Any] = {} if resumed is None else dict(resumed[1])
         self._checkpointed = 0 if resumed is None else resumed[0]
+        self._films = FilmShelf(folder / "media" / "films")
         self._busy: dict[str, float] = {}
         self._moved: dict[str, tuple[int, float]] = {}
 
@@ -264,6 +266,7 @@ class Runner:
         row = metric_row(by_role, buffers, board, line.wall_s(now))
         for tracker in trackers:
             tracker.write(row, int(board.get("policy/turns", 0)))
+        self._films.collect(services.store)
         log.info("%s", line.text(row, board, now))
 
     def _watch(self, host: Host, now: float) -> None:
