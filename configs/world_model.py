@@ -17,6 +17,7 @@ from configs.fields import (
     PositiveInt,
     component,
 )
+from configs.horizon import DriftHorizonConfig, UncertainHorizonConfig, check_order
 
 
 @component
@@ -165,7 +166,7 @@ class LinearHorizonConfig:
     """Policy updates from start to end."""
 
     def __post_init__(self) -> None:
-        _check_order(self.start, self.end)
+        check_order(self.start, self.end)
 
 
 @component
@@ -183,7 +184,7 @@ class ValidatedHorizonConfig:
     """Relative rise above the best loss beyond which the horizon shrinks again."""
 
     def __post_init__(self) -> None:
-        _check_order(self.start, self.end)
+        check_order(self.start, self.end)
         if self.target >= 1:
             raise ConfigError(
                 f"imagination.schedule.target={self.target} is not below 1",
@@ -192,17 +193,13 @@ class ValidatedHorizonConfig:
             )
 
 
-def _check_order(start: int, end: int) -> None:
-    if start > end:
-        raise ConfigError(
-            f"imagination.schedule.start={start} is above end={end}",
-            where="imagination.schedule",
-            remedy="raise end or lower start",
-        )
-
-
 ScheduleConfig = Annotated[
-    FixedHorizonConfig | LinearHorizonConfig | ValidatedHorizonConfig, Field(discriminator="kind")
+    FixedHorizonConfig
+    | LinearHorizonConfig
+    | ValidatedHorizonConfig
+    | DriftHorizonConfig
+    | UncertainHorizonConfig,
+    Field(discriminator="kind"),
 ]
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 POLICY, OBS_MODEL, REWARD_MODEL = "policy", "obs_model", "reward_model"
 ANCHOR, BEST = "anchor", "best"
 """The policy that the run started from; the one that evaluated best during the run."""
+FILM = "film"
+"""The newest film strip of the models, which travels by the weight store."""
 
 
 class HasModels(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,24 +13,18 @@ from numpy.typing import NDArray
 
 from configs.system import EvaluationConfig
 
-from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context
+from .context import BEST, POLICY, Context
 from .learners import policy_waits_for_models
 from .metrics import Averages, SuccessRate
+from .model_watch import ModelWatch
 from .role import State
 from .services import Modelling
 from .weights import Board, Published, Weights, load_arrays
 
 if TYPE_CHECKING:
     from policies.base import Policy
-    from world_models.obs_model import ObservationModel
-    from world_models.quality import QualityReport
-    from world_models.reward_model import RewardModel
 
     from .envs.base import DecisionEnv, Observation
-
-QUALITY_WINDOWS = 192
-QUALITY_MEMORY = 3
-"""Measurements that count together: one alone moves by its windows more than by the models."""
 
 
 @dataclass(frozen=True)
@@ -93,38 +87,6 @@ def _below(observations: Sequence[Observation]) -> Observation:
     return concatenate(list(observations))
 
 
-def measure_quality(
-    context: Context,
-    real: Modelling,
-    obs_model: ObservationModel,
-    reward_model: RewardModel,
-    *,
-    horizon: int,
-    windows: int,
-    seed: int = 0,
-) -> QualityReport:
-    """Outcome agreement by horizon on held-out windows of ``B_real`` (see ``world_models.quality``)."""
-    from world_models.quality import outcome_agreement
-
-    config = context.world_model_config
-    batch = real.windows(windows, config.obs_model.history, horizon, split="held_out")
-    return outcome_agreement(
-        obs_model, reward_model, batch, encode=context.vocabulary.encode,
-        threshold=config.reward_model.threshold, seed=seed,
-    )  # fmt: skip
-
-
-def mean_rows(reports: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows by horizon, averaged over reports of equally many windows each; ``windows`` adds up."""
-    rows = []
-    for same_horizon in zip(*reports, strict=True):
-        row = {key: float(np.mean([each[key] for each in same_horizon])) for key in same_horizon[0]}
-        row["horizon"] = same_horizon[0]["horizon"]
-        row["windows"] = sum(each["windows"] for each in same_horizon)
-        rows.append(row)
-    return rows
-
-
 class Evaluator:
     """A role with a queue of jobs; one job per ``step``. Its env steps are no training data and are counted apart."""
 
@@ -142,16 +104,9 @@ class Evaluator:
         self.name = "evaluator"
         self._context, self._config, self._env = context, config, env
         self._real, self._weights, self._board = real, weights, board
-        self._horizon = quality_horizon
         self._policy = context.make_policy().eval()
-        self._models: dict[str, Any] = {}
-        if quality_horizon:
-            self._models = {
-                OBS_MODEL: context.make_obs_model().eval(),
-                REWARD_MODEL: context.make_reward_model().eval(),
-            }
+        self._watch = ModelWatch(context, real, weights, horizon=quality_horizon) if quality_horizon else None
         self._jobs: deque[str] = deque()
-        self._reports: deque[list[dict[str, Any]]] = deque(maxlen=QUALITY_MEMORY)
         self._next_policy = config.every
         self._next_quality = 0
         self._models_seen = 0
@@ -178,7 +133,12 @@ class Evaluator:
         due = version >= self._next_quality
         if policy_waits_for_models(board):
             due = due or models >= self._models_seen + config.quality_every
-        if due and self._models and config.quality_every and self._real.stats()["held_out_decisions"]:
+        if (
+            due
+            and self._watch is not None
+            and config.quality_every
+            and self._real.stats()["held_out_decisions"]
+        ):
             self._jobs.append("quality")
             self._next_quality, self._models_seen = version + config.quality_every, models
         if config.every and version >= self._next_policy:
@@ -211,16 +171,8 @@ class Evaluator:
             self._board.put({"evaluation/best_version": published.version})
 
     def _quality(self, board: dict[str, Any]) -> None:
-        for name, model in self._models.items():
-            published = self._weights.fetch(name, -1)
-            assert published is not None
-            load_arrays(model, published.arrays)
-        report = measure_quality(
-            self._context, self._real, self._models[OBS_MODEL], self._models[REWARD_MODEL],
-            horizon=self._horizon, windows=QUALITY_WINDOWS,
-        )  # fmt: skip
-        self._reports.append([asdict(row) for row in report.by_horizon])
-        self._board.put({"quality/by_horizon": mean_rows(list(self._reports))})
+        assert self._watch is not None
+        self._board.put(self._watch.measure(int(board.get("policy/version", 0))))
 
     def state(self) -> State:
         """What is due; models and policy come from the store."""
@@ -230,13 +182,14 @@ class Evaluator:
             "next_quality": self._next_quality,
             "models_seen": self._models_seen,
             "best": self._best,
-            "reports": list(self._reports),
+            "watch": None if self._watch is None else self._watch.state(),
         }
 
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         self._jobs = deque(state["jobs"])
-        self._reports = deque(state["reports"], maxlen=QUALITY_MEMORY)
+        if self._watch is not None:
+            self._watch.load(state["watch"])
         self._next_policy, self._next_quality = state["next_policy"], state["next_quality"]
         self._models_seen, self._best = state["models_seen"], state["best"]
 

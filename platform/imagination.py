@@ -23,6 +23,7 @@ from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .envs.base import Observation
 from .guard import Guard
 from .metrics import Averages
+from .model_watch import believed
 from .role import State
 from .services import Collecting, Modelling
 from .weights import Board, Weights, load_arrays
@@ -47,6 +48,8 @@ class _Trace:
     lengths: NDArray[np.int64]
     terminated: NDArray[np.bool_]
     failed: NDArray[np.bool_]
+    uncertain: NDArray[np.bool_]
+    """Ended where two draws of the next frame disagreed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class _Allowed:
 
     horizon: int
     scheduled: int
+    believed: dict[str, float]
+    """What was measured of the models at that horizon."""
 
 
 class Imagination:
@@ -83,18 +88,20 @@ class Imagination:
         obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
         self._modules = {POLICY: self._policy, OBS_MODEL: obs_model, REWARD_MODEL: reward_model}
         self._versions = {POLICY: -1, OBS_MODEL: -1, REWARD_MODEL: -1}
+        self._schedule = make_schedule(config.schedule)
         self._worlds = ImaginedWorlds(
             obs_model, reward_model, encode=context.vocabulary.encode,
             threshold=context.world_model_config.reward_model.threshold, reward=config.reward,
-            seed=context.seed + 202,
+            seed=context.seed + 202, max_disagreement=self._schedule.max_disagreement,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(context.seed + 203)
-        self._schedule = make_schedule(config.schedule)
         self._guard = Guard(config.guard)
         self._averages = Averages()
         self._segments = 0
         self.imagined_steps = 0
         self._open: bool | None = None
+        self._fruitless = False
+        """Whether the last batch gave nothing: no world came through its first decision."""
         self._started = False
 
     def step(self) -> bool:
@@ -102,7 +109,7 @@ class Imagination:
         board = self._board.read()
         self._refresh()
         allowed = self._allowed(board)
-        self._say_open(allowed.horizon > 0)
+        self._say_open(allowed.horizon > 0 and not self._fruitless)
         if allowed.horizon == 0 or not self._has_starts():
             return False
         if self._imagined.room(self._admission) == 0:
@@ -115,9 +122,10 @@ class Imagination:
         )  # fmt: skip
         trace = self._imagine(starts, allowed.horizon)
         records = self._records(starts, trace, allowed.horizon)
+        self._fruitless = not records
         self._imagined.extend(records)
         self._report(starts, trace, allowed, time.monotonic() - began)
-        return True
+        return bool(records)
 
     def _has_starts(self) -> bool:
         """Whether ``B_real`` has a state to start from; a run without ``data`` waits for its first episode.
@@ -143,21 +151,24 @@ class Imagination:
     def _allowed(self, board: dict[str, Any]) -> _Allowed:
         from world_models.quality import HorizonQuality
 
+        rows = board.get("quality/by_horizon")
+        measured = None if rows is None else [HorizonQuality(**row) for row in rows]
         scheduled = self._schedule.horizon(
             ScheduleInputs(
                 updates=board.get("policy/turns", 0),
                 obs_val_loss=board.get("obs_model/val_loss"),
                 first_obs_val_loss=board.get("obs_model/first_val_loss"),
+                measured=measured,
+                psnr_by_step=board.get("quality/psnr_by_step"),
             )
         )
         # A segment is a record like any other: never longer than an episode.
         scheduled = min(scheduled, self._context.record_spec.max_decisions)
-        rows = board.get("quality/by_horizon")
-        measured = None if rows is None else [HorizonQuality(**row) for row in rows]
         ruling = self._guard.ruling()
         gated = 0 if ruling.paused else gated_horizon(scheduled, measured, self._config.gate)
         # The guard's last step is a pause of its own, never a horizon that shrank to nothing.
-        return _Allowed(max(1, gated - ruling.shorten) if gated else 0, scheduled)
+        horizon = max(1, gated - ruling.shorten) if gated else 0
+        return _Allowed(horizon, scheduled, believed(board, horizon))
 
     def _say_open(self, is_open: bool) -> None:
         if is_open != self._open:
@@ -166,7 +177,7 @@ class Imagination:
                 self._say(
                     "imagination opened"
                     if is_open
-                    else "imagination closed: no horizon passes gate and guard"
+                    else "imagination closed: no horizon passes gate and guard, or no world its first decision"
                 )
             self._open = is_open
 
@@ -182,7 +193,7 @@ class Imagination:
         count = len(starts.instructions)
         trace = _Trace(
             [first.images], [first.proprio], [], [], [], [],
-            np.zeros(count, np.int64), np.zeros(count, np.bool_), np.zeros(count, np.bool_),
+            np.zeros(count, np.int64), *(np.zeros(count, np.bool_) for _ in range(3)),
         )  # fmt: skip
         observation = Observation(first.images, first.proprio, first.instructions)
         for _ in range(horizon):
@@ -206,9 +217,10 @@ class Imagination:
         trace.images.append(result.observation.images)
         trace.proprio.append(result.observation.proprio)
         trace.rewards.append(result.rewards)
-        trace.lengths += result.stepped & ~result.failed
+        trace.lengths += result.stepped & ~result.failed & ~result.uncertain
         trace.terminated |= result.terminated
         trace.failed |= result.failed
+        trace.uncertain |= result.uncertain
 
     def _records(self, starts: StartBatch, trace: _Trace, horizon: int) -> list[Record]:
         """Segments; worlds whose models failed keep what they had before that, or nothing."""
@@ -261,9 +273,12 @@ class Imagination:
                 "imagine/return": float(np.sum(trace.rewards) / len(trace.lengths)),
                 "imagine/success": float(trace.terminated.mean()),
                 "imagine/failed": float(trace.failed.mean()),
+                "imagine/uncertain": float(trace.uncertain.mean()),
+                "imagine/length": float(trace.lengths.mean()),
                 "time/imagine/batch_s": seconds,
             }
         )
+        self._averages.add(allowed.believed)
         gap = self._gap(starts, trace, allowed.horizon)
         if gap is not None:
             ruling = self._guard.observe(gap, allowed.horizon)
@@ -277,7 +292,8 @@ class Imagination:
         episodes that had a horizon's time left compare; None when there are too few to say anything.
         """
         left = self._context.record_spec.max_decisions - starts.t
-        comparable = ~starts.demonstration & (left >= horizon)
+        # What was cut short in imagination alone did not have its horizon's time either.
+        comparable = ~starts.demonstration & (left >= horizon) & ~trace.uncertain
         if comparable.sum() < max(8, len(comparable) // 8):
             return None
         real = starts.success_within[comparable, horizon]
@@ -293,6 +309,7 @@ class Imagination:
             "segments": self._segments,
             "imagined_steps": self.imagined_steps,
             "open": self._open,
+            "fruitless": self._fruitless,
         }
 
     def load(self, state: State) -> None:
@@ -302,7 +319,7 @@ class Imagination:
         self._schedule.load(state["schedule"])
         self._guard.load(state["guard"])
         self._segments, self.imagined_steps = state["segments"], state["imagined_steps"]
-        self._open = state["open"]
+        self._open, self._fruitless = state["open"], state["fruitless"]
         self._versions = dict.fromkeys(self._versions, -1)
 
     def metrics(self) -> dict[str, float]:

@@ -12,9 +12,11 @@ import numpy as np
 from buffers.memory import MemoryBuffer
 
 from .context import OBS_MODEL, REWARD_MODEL, Context
+from .services import Modelling
 from .weights import Arrays, load_arrays
 
 if TYPE_CHECKING:
+    from world_models.film import Film
     from world_models.quality import QualityReport, RewardQuality
 
 WINDOWS = 384
@@ -80,10 +82,22 @@ def report_quality(
 
 
 def film(
-    context: Context, real: MemoryBuffer, obs_model: Any, reward_model: Any, folder: Path, *, horizon: int,
+    context: Context, real: Modelling, obs_model: Any, reward_model: Any, folder: Path, *, horizon: int,
 ) -> list[str]:  # fmt: skip
     """Held-out episodes, real above imagined under the same actions: a strip and a video."""
-    from world_models.film import Film, film_strip, film_video
+    from world_models.film import film_strip, film_video
+
+    films = held_out_films(context, real, obs_model, reward_model, horizon=horizon)
+    film_strip(films, folder / "film.png", threshold=context.world_model_config.reward_model.threshold)
+    film_video(films, folder / "film.mp4")
+    return ["film.png", "film.mp4"]
+
+
+def held_out_films(
+    context: Context, real: Modelling, obs_model: Any, reward_model: Any, *, horizon: int
+) -> list[Film]:
+    """The longest of a draw of held-out episodes, in both worlds; the same ones while ``B_real`` stays the same."""
+    from world_models.film import Film
     from world_models.quality import imagine_open_loop
 
     history = context.world_model_config.obs_model.history
@@ -99,32 +113,38 @@ def film(
     dreams = [imagined.frames[camera][row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
     chances = [imagined.probabilities[row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
     titles = [windows.instructions[row] for row in rows]
-    films = [Film(*parts) for parts in zip(reals, dreams, chances, titles, strict=True)]
-    film_strip(films, folder / "film.png", threshold=context.world_model_config.reward_model.threshold)
-    film_video(films, folder / "film.mp4")
-    return ["film.png", "film.mp4"]
+    return [Film(*parts) for parts in zip(reals, dreams, chances, titles, strict=True)]
 
 
 def quality_table(quality: ModelQuality) -> str:
-    """Markdown: agreement by horizon, PSNR by step, the reward model alone."""
+    """Markdown: agreement by horizon, frames by step, the reward model alone."""
     lines = [
-        "| decisions | agreement | false success | missed | real success | imagined success | PSNR dB | first frame repeated dB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| decisions | agreement | false success | missed | real success | imagined success | PSNR dB | first frame repeated dB "
+        "| SSIM | perceptual |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     anywhere = quality.from_anywhere
-    for row, ours, copy in zip(
-        anywhere.by_horizon, anywhere.psnr_by_step, anywhere.psnr_copy_by_step, strict=False
-    ):
+    for row, ours, copy, likeness, distance in zip(
+        anywhere.by_horizon, anywhere.psnr_by_step, anywhere.psnr_copy_by_step, anywhere.ssim_by_step,
+        anywhere.perceptual_by_step, strict=False,
+    ):  # fmt: skip
         lines.append(
             f"| {row.horizon} | {row.agreement:.3f} | {row.false_success:.3f} | {row.missed_success:.3f} | "
-            f"{row.real_success:.3f} | {row.imagined_success:.3f} | {ours:.1f} | {copy:.1f} |"
+            f"{row.real_success:.3f} | {row.imagined_success:.3f} | {ours:.1f} | {copy:.1f} | "
+            f"{likeness:.3f} | {distance:.3f} |"
         )
     reward = quality.reward
     lines += [
         "",
-        f"{anywhere.by_horizon[0].windows} held-out windows that start anywhere in an episode, under the recorded actions. "
+        f"{anywhere.by_horizon[0].windows} held-out windows that start anywhere in an episode, under the recorded actions; "
+        "perceptual: distance of real and imagined frames in the features of the reward model. "
         f"Reward model on {reward.successes} success and {reward.others} other held-out frames: AUC {reward.auc:.3f}, "
-        f"precision {reward.precision:.3f}, recall {reward.recall:.3f}, false success {reward.false_success:.3f}.",
+        f"precision {reward.precision:.3f}, recall {reward.recall:.3f}, false success {reward.false_success:.3f}, "
+        f"calibration error {reward.calibration.error:.3f}, Brier score {reward.calibration.brier:.4f}.",
         "",
+        "| success probability said | happened | frames |",
+        "|---|---|---|",
     ]
-    return "\n".join(lines)
+    bins = zip(reward.calibration.said, reward.calibration.happened, reward.calibration.frames, strict=True)
+    lines += [f"| {said:.2f} | {happened:.2f} | {frames} |" for said, happened, frames in bins]
+    return "\n".join([*lines, ""])

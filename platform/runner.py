@@ -27,6 +27,7 @@ from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context, make_contex
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
 from .metrics import make_trackers, read_rows
+from .model_watch import FilmShelf
 from .models import read_model
 from .preflight import check_dataset
 from .progress import ProgressLine, metric_row
@@ -83,6 +84,7 @@ class Runner:
             self._progress = Progress(**resumed[1]["runner"])
         self._interrupted = False
         self._checkpointed = 0 if resumed is None else resumed[0]
+        self._films = FilmShelf(folder / "media" / "films")
         self._busy: dict[str, float] = {}
         self._moved: dict[str, tuple[int, float]] = {}
 
@@ -273,6 +275,7 @@ class Runner:
         row = metric_row(by_role, buffers, board | restart_facts(host), line.wall_s(now))
         for tracker in trackers:
             tracker.write(row, int(board.get("policy/turns", 0)))
+        self._films.collect(services.store)
         log.info("%s", line.text(row, board, now))
 
     def _watch(self, host: Host, now: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
 from buffers.index import Split
 from buffers.records import Record
@@ -83,8 +85,17 @@ class Running(Protocol):
 class Modelling(Protocol):
     """The world models' side of ``B_real``."""
 
-    def windows(self, batch: int, history: int, steps: int, *, split: Split = "train") -> WindowBatch:
-        """Windows of consecutive decisions."""
+    def windows(
+        self,
+        batch: int,
+        history: int,
+        steps: int,
+        *,
+        split: Split = "train",
+        episode_start: bool = False,
+        generator: np.random.Generator | None = None,
+    ) -> WindowBatch:
+        """Windows of consecutive decisions, with ``episode_start`` from the first one on."""
         ...
 
     def starts(
@@ -100,7 +111,9 @@ class Modelling(Protocol):
         """Start states, ``first`` of them episode starts, with what really followed."""
         ...
 
-    def outcomes(self, batch: int, *, split: Split, balance: bool) -> OutcomeBatch:
+    def outcomes(
+        self, batch: int, *, split: Split, balance: bool, generator: np.random.Generator | None = None
+    ) -> OutcomeBatch:
         """Frames labelled by success."""
         ...
 

@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     try:
         with disk_errors(folder):
             (folder / "config.yaml").write_text(to_yaml(config))
-        return _run_in(folder, config, None)
+        return run_in(folder, config, None)
     except (ReverieError, OSError, MemoryError):
         remove_if_bare(folder)
         raise
@@ -53,7 +53,7 @@ def _resume(asked: TrainConfig) -> int:
         stored, host=asked.host, learner=asked.learner, run=replace(stored.run, stop=asked.run.stop)
     )
     check_plan(config)
-    return _run_in(folder, config, read_checkpoint(folder / "checkpoints"))
+    return run_in(folder, config, read_checkpoint(folder / "checkpoints"))
 
 
 class RunLog(logging.FileHandler):
@@ -70,7 +70,8 @@ class RunLog(logging.FileHandler):
             super().close()
 
 
-def _run_in(folder: Path, config: TrainConfig, resumed: tuple[int, dict[str, object]] | None) -> int:
+def run_in(folder: Path, config: TrainConfig, resumed: tuple[int, dict[str, object]] | None) -> int:
+    """Run in ``folder``, which holds ``config.yaml``, from the start or from (turns, states) of a checkpoint."""
     from .report import final_table, write_report
     from .runner import Runner
 

@@ -123,7 +123,7 @@ MISTAKES = [
     ("real preset=fast", "preset=fast is no choice: choices: "),
     (
         "real imagination.schedule=linear",
-        "imagination.schedule is a group: write imagination/schedule=<fixed|linear",
+        "imagination.schedule is a group: write imagination/schedule=<drift|fixed|linear",
     ),
     ("real algorithm.dual_clip=2.0", "algorithm.dual_clip belongs to algorithm=ppo: choose algorithm=ppo"),
     ("real algorithm.gamma=2", "algorithm.gamma=2 does not fit: allowed: number above 0 and at most 1"),
@@ -309,6 +309,6 @@ def test_configuration_page_is_current() -> None:
 
 def test_help_lists_groups_and_keys_with_defaults() -> None:
     text = help_text(TrainConfig)
-    assert "imagination/schedule: fixed, linear, validated" in text
+    assert "imagination/schedule: drift, fixed, linear, uncertain, validated" in text
     assert "buffers.imagined.reuse_limit=1  (whole number above 0)" in text
     assert "buffers.real.reuse_limit=2  (whole number above 0)" in text

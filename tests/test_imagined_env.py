@@ -13,6 +13,7 @@ from torch import Tensor
 from configs.errors import DataError
 from tests.model_parts import SPEC, encode, make_windows, obs_config, reward_config
 from world_models.base import Frames
+from world_models.disagreement import disagreement
 from world_models.imagined_env import ImaginedWorlds
 from world_models.obs_model import ObservationModel
 from world_models.reward_model import RewardModel
@@ -172,3 +173,54 @@ def test_real_models_same_contract_and_exact_state() -> None:
     assert a.observation.proprio.dtype == np.float32
     assert np.array_equal(a.observation.images["top"], b.observation.images["top"])
     assert np.array_equal(a.rewards, b.rewards)
+
+
+class Doubtful(Brightening):
+    """Every second draw of a step differs by ``levels`` grey levels in one 8x8 patch of the row's frame."""
+
+    def __init__(self, levels: list[int]) -> None:
+        super().__init__()
+        self.levels = levels
+
+    def imagine(
+        self, history: Tensor, proprio: Tensor, actions: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As the real one."""
+        pixels, proprio = super().imagine(history, proprio, actions)
+        if len(self.rows) % 2 == 0:
+            cells = 8 // self.config.fold
+            shift = torch.tensor(self.levels[: len(pixels)]) * 2 / 255
+            pixels[:, :, :cells, :cells] += shift[:, None, None, None]
+        return pixels, proprio
+
+
+def test_disagreeing_draws_end_a_world_before_the_step() -> None:
+    """Bound 0.05: 13 levels of 255 are 0.051, 12 are 0.047. The ended world keeps its last observation, earns nothing
+    and leaves the forward passes; success in the doubtful step does not count.
+    """
+    obs = Doubtful([13, 12])
+    env = ImaginedWorlds(
+        obs, Brightness(), encode=encode, threshold=0.5, reward="success", seed=0, max_disagreement=0.05
+    )
+    env.reset(*start([90, 90]))
+    step = env.step(tokens([1, 1]))
+    assert step.uncertain.tolist() == [True, False]
+    assert step.terminated.tolist() == [False, True]
+    assert step.failed.tolist() == [False, False]
+    np.testing.assert_allclose(step.rewards, [0.0, 1.0])
+    assert step.observation.images["top"][:, 0, 0, 0].tolist() == [90, 110]
+    assert env.running.tolist() == [False, False]
+    assert obs.rows == [2, 2]
+
+
+def test_disagreement_by_hand() -> None:
+    """16 of the 64 pixels of one patch differ by 51 levels, 0.2 of the range: the root of 0.04 / 4. Equal draws: 0.
+
+    A camera smaller than a patch is one, and the camera that differs most counts.
+    """
+    frames = torch.full((2, 16, 16, 3), 100, dtype=torch.uint8)
+    other = frames.clone()
+    other[0, 8:12, 8:12] += 51
+    assert disagreement({"top": frames}, {"top": other}).tolist() == pytest.approx([0.1, 0.0])
+    two = disagreement({"top": frames, "side": frames[:, :4]}, {"top": frames, "side": other[:, 8:12]})
+    assert two.tolist() == pytest.approx([0.2, 0.0])

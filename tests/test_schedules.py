@@ -2,6 +2,8 @@
 
 import pytest
 
+from configs.errors import ConfigError
+from configs.horizon import DriftHorizonConfig, UncertainHorizonConfig
 from configs.world_model import FixedHorizonConfig, GateConfig, LinearHorizonConfig, ValidatedHorizonConfig
 from world_models.quality import HorizonQuality
 from world_models.schedules import ScheduleInputs, ValidatedHorizon, gated_horizon, make_schedule
@@ -59,6 +61,60 @@ def test_validated_state_goes_on_where_it_was() -> None:
     assert other.horizon(inputs(loss=0.75)) == 10
     known = ScheduleInputs(updates=0, obs_val_loss=0.5, first_obs_val_loss=1.0)
     assert ValidatedHorizon(config).horizon(known) == 15
+
+
+def errors(*psnr: float) -> ScheduleInputs:
+    """Measured PSNR by step."""
+    return ScheduleInputs(updates=0, obs_val_loss=None, psnr_by_step=psnr)
+
+
+def test_drift_follows_the_open_loop_error() -> None:
+    """A bound of 0.1 of the range is 20 dB: start without measurement, growth, plateau, worsening, the ends."""
+    schedule = make_schedule(DriftHorizonConfig(start=2, end=5, max_error=0.1))
+    curves = [
+        (30.0, 19.0, 18.0),  # only the first passes: no less than start
+        (30.0, 25.0, 20.0, 19.9),
+        (30.0, 25.0, 20.0, 20.0),
+        (30.0, 25.0, 20.0, 20.0),
+        (28.0, 19.0, 25.0, 25.0),  # what lies beyond a failure does not count
+        (30.0,) * 9,
+    ]
+    assert [schedule.horizon(errors(*curve)) for curve in curves] == [2, 3, 4, 4, 2, 5]
+    assert schedule.horizon(inputs()) == 2
+    assert schedule.max_disagreement is None
+
+
+def test_drift_does_not_believe_what_is_missing_or_broken() -> None:
+    """NaN ends the reach, as does the end of the list; an infinite PSNR is none of a real frame."""
+    schedule = make_schedule(DriftHorizonConfig(start=1, end=9, max_error=0.1))
+    nan, infinity = float("nan"), float("inf")
+    curves = [(), (25.0, 25.0), (25.0, nan, 25.0), (nan, 25.0), (25.0, 25.0, infinity)]
+    assert [schedule.horizon(errors(*curve)) for curve in curves] == [1, 2, 1, 1, 2]
+
+
+def test_drift_follows_agreement_by_horizon() -> None:
+    """Rows in any order, horizons with gaps: only measured ones are used."""
+    schedule = make_schedule(DriftHorizonConfig(start=1, end=9, measure="agreement", min_agreement=0.9))
+    rows = [row(5, 0.8, 0.0), row(1, 0.99, 0.0), row(3, 0.9, 0.1)]
+    assert schedule.horizon(ScheduleInputs(updates=0, obs_val_loss=None, measured=rows)) == 3
+    assert schedule.horizon(ScheduleInputs(updates=0, obs_val_loss=None, measured=rows[1:])) == 3
+    worse = [row(1, float("nan"), 0.0), row(2, 0.95, 0.0)]
+    assert schedule.horizon(ScheduleInputs(updates=0, obs_val_loss=None, measured=worse)) == 1
+    assert schedule.horizon(inputs()) == 1
+
+
+def test_uncertain_gives_every_trajectory_the_longest() -> None:
+    """What cuts it is the disagreement, whatever was measured."""
+    schedule = make_schedule(UncertainHorizonConfig(end=7, max_disagreement=0.03))
+    assert [schedule.horizon(each) for each in (inputs(), errors(1.0), inputs(100, 9.0))] == [7, 7, 7]
+    assert schedule.max_disagreement == 0.03
+    assert schedule.state() == {}
+
+
+def test_a_schedule_cannot_run_backwards() -> None:
+    """One line that says what to turn."""
+    with pytest.raises(ConfigError, match=r"start=6 is above end=5.*raise end"):
+        DriftHorizonConfig(start=6, end=5)
 
 
 def row(horizon: int, agreement: float, false_success: float) -> HorizonQuality:

@@ -37,7 +37,20 @@ class Film:
 
 
 def film_strip(films: Sequence[Film], path: Path, *, enlarge: int = 3, threshold: float = 0.5) -> None:
-    """Write a PNG: per film the real row above the imagined one, step numbers above, probabilities below.
+    """Write ``film_sheet`` as a PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sheet(film_sheet(films, enlarge=enlarge, threshold=threshold), path)
+
+
+def write_sheet(sheet: NDArray[np.uint8], path: Path) -> None:
+    """Write ``[H, W, 3]`` as a PNG."""
+    from PIL import Image
+
+    Image.fromarray(sheet).save(path)
+
+
+def film_sheet(films: Sequence[Film], *, enlarge: int = 3, threshold: float = 0.5) -> NDArray[np.uint8]:
+    """``[H, W, 3]``: per film the real row above the imagined one, step numbers above, probabilities below.
 
     Pixels are enlarged by nearest neighbour, so that nothing is smoothed over.
     """
@@ -50,8 +63,7 @@ def film_strip(films: Sequence[Film], path: Path, *, enlarge: int = 3, threshold
     for block in blocks:
         sheet.paste(block, (0, top))
         top += block.height
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
+    return np.asarray(sheet)
 
 
 def _strip(film: Film, enlarge: int, threshold: float) -> Image.Image:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.errors import DataError
-from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.base import Frames, InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.disagreement import disagreement
 from world_models.obs_model import ObservationModel
 from world_models.reward_model import RewardModel
 
@@ -45,6 +46,8 @@ class ImaginedStep:
     """``[B]``: success probability reached the threshold in this step."""
     failed: NDArray[np.bool_]
     """``[B]``: the models gave numbers that are not finite; the row's step must not be used."""
+    uncertain: NDArray[np.bool_]
+    """``[B]``: two draws of the next frame disagreed, which ended the world; the row's step must not be used."""
 
 
 def success_reward(before: Tensor, after: Tensor, threshold: float) -> Tensor:
@@ -75,13 +78,17 @@ class ImaginedWorlds:
         threshold: float,
         reward: str,
         seed: int,
+        max_disagreement: float | None = None,
     ) -> None:
-        """``reward`` is a name of ``REWARDS``."""
+        """``reward`` is a name of ``REWARDS``. Worlds end where two draws of a frame differ by more than
+        ``max_disagreement`` (see ``disagreement``); with None one draw is made.
+        """
         self.obs_model = obs_model
         self.reward_model = reward_model
         self._encode = encode
         self._threshold = threshold
         self._reward = REWARDS[reward]
+        self._max_disagreement = max_disagreement
         self._device = next(obs_model.parameters()).device
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._instructions: list[str] = []
@@ -129,22 +136,25 @@ class ImaginedWorlds:
         stepped = self._running.copy()
         count = len(stepped)
         rewards = np.zeros(count, np.float32)
-        terminated, failed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        terminated, failed, uncertain = (np.zeros(count, np.bool_) for _ in range(3))
         rows = np.flatnonzero(stepped)
         if len(rows):
             index = torch.from_numpy(rows).to(self._device)
             before = self._probability[index]
-            finite = self._advance(index, torch.from_numpy(tokens[rows]).to(self._device))
+            finite, certain = self._advance(index, torch.from_numpy(tokens[rows]).to(self._device))
             after = self._probability[index]
-            failed[rows] = ~finite
+            failed[rows], uncertain[rows] = ~finite, finite & ~certain
+            moved = finite & certain
             earned = self._reward(before, after, self._threshold)
-            rewards[rows] = torch.where(torch.from_numpy(finite).to(before.device), earned, 0.0).cpu().numpy()
-            terminated[rows] = (after >= self._threshold).cpu().numpy() & finite
-            self._running = stepped & ~terminated & ~failed
-        return ImaginedStep(self._observation(), rewards, self.probabilities, stepped, terminated, failed)
+            rewards[rows] = torch.where(torch.from_numpy(moved).to(before.device), earned, 0.0).cpu().numpy()
+            terminated[rows] = (after >= self._threshold).cpu().numpy() & moved
+            self._running = stepped & ~terminated & ~failed & ~uncertain
+        return ImaginedStep(
+            self._observation(), rewards, self.probabilities, stepped, terminated, failed, uncertain
+        )
 
-    def _advance(self, index: Tensor, tokens: Tensor) -> NDArray[np.bool_]:
-        """Move worlds ``index`` on, except those whose prediction is not finite. Returns which were finite."""
+    def _advance(self, index: Tensor, tokens: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Move worlds ``index`` on whose prediction is finite and certain. Returns which were finite, and certain."""
         words, history = self._words[index], self._history[index]
         actions = normalized_actions(tokens, self.obs_model.spec.bins)
         pixels, proprio = self.obs_model.imagine(
@@ -153,15 +163,26 @@ class ImaginedWorlds:
         frames = self.obs_model.frames(pixels)
         probability = self.reward_model.probability(frames, words)
         finite = pixels.flatten(1).isfinite().all(1) & proprio.isfinite().all(1) & probability.isfinite()
-        moved = index[finite]
-        self._history[moved] = torch.cat([history[:, 1:], pixels[:, None]], dim=1)[finite]
-        self._proprio[moved] = proprio[finite]
-        self._probability[moved] = probability[finite]
+        certain = self._certain(index, actions, frames)
+        kept = finite & certain
+        moved = index[kept]
+        self._history[moved] = torch.cat([history[:, 1:], pixels[:, None]], dim=1)[kept]
+        self._proprio[moved] = proprio[kept]
+        self._probability[moved] = probability[kept]
         target = moved.cpu().numpy()
-        keep = finite.cpu().numpy()
+        keep = kept.cpu().numpy()
         for name, frame in frames.items():
             self._images[name][target] = frame.cpu().numpy()[keep]
-        return keep
+        return finite.cpu().numpy(), certain.cpu().numpy()
+
+    def _certain(self, index: Tensor, actions: Tensor, frames: Frames) -> Tensor:
+        """Which of worlds ``index`` a second draw of the same step confirms, ``[n]`` bool."""
+        if self._max_disagreement is None:
+            return torch.ones(len(index), dtype=torch.bool, device=self._device)
+        again, _ = self.obs_model.imagine(
+            self._history[index], self._proprio[index], actions, self._words[index], generator=self._generator
+        )
+        return disagreement(frames, self.obs_model.frames(again)) <= self._max_disagreement
 
     def _observation(self) -> ImaginedObservation:
         """Copies, so that a record keeps what it was given."""

@@ -5,6 +5,7 @@ The measure is outcome agreement: from one real start, under the recorded action
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -14,7 +15,9 @@ from jaxtyping import Bool, Float, UInt8
 from numpy.typing import NDArray
 
 from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.calibration import Calibration, calibration
 from world_models.obs_model import ObservationModel
+from world_models.pictures import feature_distance, psnr, ssim
 from world_models.reward_model import RewardModel
 from world_models.training import LabelledFrames, TransitionWindows
 
@@ -54,6 +57,10 @@ class QualityReport:
     """dB of imagined against real frames after 1, 2, … decisions, over the windows that last that long."""
     psnr_copy_by_step: list[float]
     """dB of the first frame against the same real frames: what an imagination without motion would have."""
+    ssim_by_step: list[float]
+    """Structural similarity of imagined and real frames, 1 where they are equal."""
+    perceptual_by_step: list[float]
+    """Distance of imagined and real frames in the features of M_reward, 0 where they are equal."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types; ``from_json`` is the inverse."""
@@ -63,7 +70,7 @@ class QualityReport:
     def from_json(data: dict[str, Any]) -> QualityReport:
         """Read what ``to_json`` wrote."""
         rows = [HorizonQuality(**row) for row in data["by_horizon"]]
-        return QualityReport(rows, list(data["psnr_by_step"]), list(data["psnr_copy_by_step"]))
+        return QualityReport(**{**data, "by_horizon": rows})
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class RewardQuality:
     """Share of the frames without success that the model calls success."""
     successes: int
     others: int
+    calibration: Calibration
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types."""
@@ -165,7 +173,7 @@ def outcome_agreement(
     threshold: float,
     seed: int = 0,
 ) -> QualityReport:
-    """Agreement by horizon 1..S and PSNR by step over held-out windows of S decisions.
+    """Agreement by horizon 1..S and frames by step over held-out windows of S decisions.
 
     A record that ended before h counts with what happened until its end: imagination goes on only while the recorded
     actions last.
@@ -178,7 +186,11 @@ def outcome_agreement(
     made = {name: frame[:, 1:] for name, frame in film.frames.items()}
     still = {name: np.repeat(frame[:, :1], steps, axis=1) for name, frame in film.frames.items()}
     return QualityReport(
-        rows, _psnr_by_step(made, real, windows.mask), _psnr_by_step(still, real, windows.mask)
+        rows,
+        _by_step(psnr, made, real, windows.mask),
+        _by_step(psnr, still, real, windows.mask),
+        _by_step(ssim, made, real, windows.mask),
+        _perceptual_by_step(reward_model, made, real, windows, encode),
     )
 
 
@@ -200,21 +212,48 @@ def compare_outcomes(
     ]
 
 
-def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
-    """``10 log10(255^2 / MSE)`` over all pixels; equal frames count as an error of a hundredth of a grey level."""
-    error = float(np.mean((a.astype(np.float32) - b.astype(np.float32)) ** 2))
-    return float(10 * np.log10(255.0**2 / max(error, 1e-4)))
+def _steps(mask: NDArray[np.bool_]) -> list[int]:
+    """Steps that any window has."""
+    return [step for step in range(mask.shape[1]) if mask[:, step].any()]
 
 
-def _psnr_by_step(
-    a: dict[str, NDArray[np.uint8]], b: dict[str, NDArray[np.uint8]], mask: NDArray[np.bool_]
+def _by_step(
+    measure: Callable[[NDArray[np.uint8], NDArray[np.uint8]], float],
+    a: dict[str, NDArray[np.uint8]],
+    b: dict[str, NDArray[np.uint8]],
+    mask: NDArray[np.bool_],
 ) -> list[float]:
-    """Mean over cameras; steps that no window has are left out."""
-    steps = [s for s in range(mask.shape[1]) if mask[:, s].any()]
+    """Mean over cameras of ``measure``, over the windows that have the step."""
     return [
-        float(np.mean([psnr(a[name][mask[:, s], s], b[name][mask[:, s], s]) for name in sorted(a)]))
-        for s in steps
+        float(np.mean([measure(a[name][mask[:, s], s], b[name][mask[:, s], s]) for name in sorted(a)]))
+        for s in _steps(mask)
     ]
+
+
+def _perceptual_by_step(
+    reward_model: RewardModel,
+    a: dict[str, NDArray[np.uint8]],
+    b: dict[str, NDArray[np.uint8]],
+    windows: TransitionWindows,
+    encode: InstructionEncoder,
+) -> list[float]:
+    """Mean feature distance over the windows that have the step."""
+    device = next(reward_model.parameters()).device
+    words = torch.from_numpy(encode(windows.instructions)).to(device)
+    means = []
+    for step in _steps(windows.mask):
+        parts, present = [], np.flatnonzero(windows.mask[:, step])
+        for rows in (present[i : i + ROWS] for i in range(0, len(present), ROWS)):
+            one, two = (
+                reward_model.feature_maps(
+                    frames_to_torch({name: frame[rows, step] for name, frame in frames.items()}, device),
+                    words[torch.from_numpy(rows).to(device)],
+                )
+                for frames in (a, b)
+            )
+            parts.append(feature_distance(one, two))
+        means.append(float(torch.cat(parts).mean()))
+    return means
 
 
 @torch.no_grad()
@@ -243,6 +282,7 @@ def judge_scores(scores: NDArray[np.float32], success: NDArray[np.bool_], thresh
         false_success=int((called & ~success).sum()) / max(1, negatives),
         successes=positives,
         others=negatives,
+        calibration=calibration(scores, success),
     )
 
 

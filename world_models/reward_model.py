@@ -68,14 +68,26 @@ class RewardModel(nn.Module):
     def _features(
         self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]
     ) -> Float[Tensor, "B N"]:
+        # Flattened in memory's order: pooling over (2, 3) would send gradients back in another layout, at twice the cost.
+        cells = self._maps(pixels, instruction)[-1].movedim(1, -1).flatten(1, 2)
+        return torch.cat([cells.amax(1), cells.mean(1)], dim=1)
+
+    def _maps(self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]) -> list[Tensor]:
         words = mean_of_words(self.words, instruction)
         coordinates = self.get_buffer("coordinates").expand(pixels.shape[0], -1, -1, -1)
         x = torch.cat([pixels, coordinates], dim=1).contiguous(memory_format=torch.channels_last)
+        maps = []
         for stage in self.stages:
             x = stage(x, words)
-        # Flattened in memory's order: pooling over (2, 3) would send gradients back in another layout, at twice the cost.
-        cells = x.movedim(1, -1).flatten(1, 2)
-        return torch.cat([cells.amax(1), cells.mean(1)], dim=1)
+            maps.append(x)
+        return maps
+
+    @torch.no_grad()
+    def feature_maps(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> list[Tensor]:
+        """What each stage makes of frames {camera: uint8 ``[B, H, W, 3]``}: ``[B, C, h, w]``, shallow to deep."""
+        pixels = self.pixels(frames)
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16):
+            return self._maps(pixels, instruction)
 
     @torch.no_grad()
     def probability(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:
