@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from policies.base import Policy
     from world_models.obs_model import ObservationModel
     from world_models.quality import QualityReport
-    from world_models.reward_model import RewardModel
+    from world_models.reward_model import SuccessModel
 
     from .envs.base import DecisionEnv, Observation
 
@@ -97,7 +97,7 @@ def measure_quality(
     context: Context,
     real: Modelling,
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     *,
     horizon: int,
     windows: int,
@@ -110,7 +110,7 @@ def measure_quality(
     batch = real.windows(windows, config.obs_model.history, horizon, split="held_out")
     return outcome_agreement(
         obs_model, reward_model, batch, encode=context.vocabulary.encode,
-        threshold=config.reward_model.threshold, seed=seed,
+        threshold=reward_model.threshold, seed=seed,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def report_quality(
     load_arrays(obs_model, models[OBS_MODEL])
     load_arrays(reward_model, models[REWARD_MODEL])
     config, encode = context.world_model_config, context.vocabulary.encode
-    threshold, history = config.reward_model.threshold, config.obs_model.history
+    threshold, history = reward_model.threshold, config.obs_model.history
     draw = {"split": "held_out", "generator": np.random.default_rng(0)}
     reports = [
         outcome_agreement(

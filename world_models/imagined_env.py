@@ -14,7 +14,7 @@ from torch import Tensor
 from configs.errors import DataError
 from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
 from world_models.obs_model import ObservationModel
-from world_models.reward_model import RewardModel
+from world_models.reward_model import SuccessModel
 
 Images = dict[str, NDArray[np.uint8]]
 
@@ -69,7 +69,7 @@ class ImaginedWorlds:
     def __init__(
         self,
         obs_model: ObservationModel,
-        reward_model: RewardModel,
+        reward_model: SuccessModel,
         *,
         encode: InstructionEncoder,
         threshold: float,
@@ -80,7 +80,8 @@ class ImaginedWorlds:
         self.obs_model = obs_model
         self.reward_model = reward_model
         self._encode = encode
-        self._threshold = threshold
+        self.threshold = threshold
+        """Success probability at which a world terminates."""
         self._reward = REWARDS[reward]
         self._device = next(obs_model.parameters()).device
         self._generator = torch.Generator(self._device).manual_seed(seed)
@@ -137,9 +138,9 @@ class ImaginedWorlds:
             finite = self._advance(index, torch.from_numpy(tokens[rows]).to(self._device))
             after = self._probability[index]
             failed[rows] = ~finite
-            earned = self._reward(before, after, self._threshold)
+            earned = self._reward(before, after, self.threshold)
             rewards[rows] = torch.where(torch.from_numpy(finite).to(before.device), earned, 0.0).cpu().numpy()
-            terminated[rows] = (after >= self._threshold).cpu().numpy() & finite
+            terminated[rows] = (after >= self.threshold).cpu().numpy() & finite
             self._running = stepped & ~terminated & ~failed
         return ImaginedStep(self._observation(), rewards, self.probabilities, stepped, terminated, failed)
 

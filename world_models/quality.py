@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
 from world_models.obs_model import ObservationModel
-from world_models.reward_model import RewardModel
+from world_models.reward_model import SuccessModel
 from world_models.training import LabelledFrames, TransitionWindows
 
 ROWS = 128
@@ -96,7 +96,7 @@ class OpenLoop:
 @torch.no_grad()
 def imagine_open_loop(
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     windows: TransitionWindows,
     *,
     encode: InstructionEncoder,
@@ -116,7 +116,7 @@ def imagine_open_loop(
 
 def _imagine_rows(
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     windows: TransitionWindows,
     rows: NDArray[np.int64],
     encode: InstructionEncoder,
@@ -158,7 +158,7 @@ def _imagine_rows(
 
 def outcome_agreement(
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     windows: JudgedWindows,
     *,
     encode: InstructionEncoder,
@@ -219,7 +219,7 @@ def _psnr_by_step(
 
 @torch.no_grad()
 def reward_quality(
-    reward_model: RewardModel, batch: LabelledFrames, *, encode: InstructionEncoder, threshold: float
+    reward_model: SuccessModel, batch: LabelledFrames, *, encode: InstructionEncoder, threshold: float
 ) -> RewardQuality:
     """M_reward on held-out frames; ratios without a case are 0."""
     device = next(reward_model.parameters()).device

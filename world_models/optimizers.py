@@ -1,0 +1,94 @@
+"""The optimizers of the world models, and their states as trees that are saved without pickle.
+
+SOAP (arXiv:2409.11321) and PSGD (arXiv:1512.04202) stand for the family of K-FAC: each weight's gradient is
+preconditioned by one small matrix per axis. They come from heavyball, which compiles them unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.optim import AdamW
+
+from configs.errors import ConfigError
+from configs.obs_model import Optimizer
+
+Groups = list[dict[str, Any]]
+
+
+def _adamw(groups: Groups, learning_rate: float) -> torch.optim.Optimizer:
+    return AdamW(groups, lr=learning_rate, foreach=True)
+
+
+def _soap(groups: Groups, learning_rate: float) -> torch.optim.Optimizer:
+    return _heavyball().SOAP(groups, lr=learning_rate)  # type: ignore[no-any-return]
+
+
+def _psgd_kron(groups: Groups, learning_rate: float) -> torch.optim.Optimizer:
+    return _heavyball().PSGDKron(groups, lr=learning_rate)  # type: ignore[no-any-return]
+
+
+OPTIMIZERS: dict[Optimizer, Callable[[Groups, float], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "soap": _soap,
+    "psgd_kron": _psgd_kron,
+}
+
+
+def _heavyball() -> Any:
+    if find_spec("heavyball") is None:
+        raise ConfigError(
+            "the package heavyball is not installed",
+            where="world_model.obs_model.optimizer",
+            remedy="pip install 'reverie-rl[kronecker]', or use adamw",
+        )
+    import heavyball
+    import heavyball.utils
+
+    # Compiling its steps takes minutes in every process; small networks never earn that back.
+    heavyball.utils.compile_mode = None
+    return heavyball
+
+
+@contextlib.contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Whatever is drawn from torch's global generator inside comes from ``seed``; outside nothing has changed."""
+    held = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(held)
+
+
+def pack(value: Any) -> Any:
+    """An optimizer's state as dicts, lists, tensors and plain values, copied; ``unpack`` is the inverse."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {"items": [[pack(key), pack(item)] for key, item in value.items()]}
+    for kind, name in _SEQUENCES.items():
+        if isinstance(value, kind):
+            members = sorted(value) if isinstance(value, set) else value
+            return {name: [pack(item) for item in members]}
+    return value
+
+
+def unpack(tree: Any) -> Any:
+    """The state that ``pack`` was given."""
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if not isinstance(tree, dict):
+        return tree
+    ((name, members),) = tree.items()
+    if name == "items":
+        return {unpack(key): unpack(item) for key, item in members}
+    kinds = {word: kind for kind, word in _SEQUENCES.items()}
+    return kinds[name](unpack(item) for item in members)
+
+
+_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set"}
