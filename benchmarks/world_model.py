@@ -109,7 +109,10 @@ def ours(seconds: float, **changes: Any) -> dict[str, float]:
 def sampler(model: ObservationModel, batch: Any, steps: int) -> Callable[[], Any]:
     """A call that predicts one frame in each row."""
     actions, words = tensors(batch)
-    past = {name: torch.from_numpy(frame[:, : model.config.history].copy()) for name, frame in batch.frames.items()}
+    past = {
+        name: torch.from_numpy(frame[:, : model.config.history].copy())
+        for name, frame in batch.frames.items()
+    }
     proprio = torch.from_numpy(batch.proprio[:, model.config.history - 1])
     generator = torch.Generator().manual_seed(0)
     return lambda: model.predict(past, proprio, actions, words, generator=generator, steps=steps)
@@ -153,7 +156,10 @@ SLOW = "ours, bfloat16, one step, compiled"
 def in_child(name: str, seconds: float) -> dict[str, float]:
     """One case in a process of its own."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC")}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")])}
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]),
+    }
     if CASES[name][0]:
         env |= ALLOCATOR
     command = [sys.executable, __file__, "--case", name, "--seconds", str(seconds)]
@@ -212,7 +218,9 @@ def main() -> None:
         print(f"{rows:>6}{batches[str(rows)]:>10.0f}")
     fastest = max(batches[str(rows)] for rows in BATCHES)
     share = fastest * batches["flop_per_frame"] / batches["matmul_flop_per_s"]
-    print(f"{batches['flop_per_frame'] / 1e6:.1f} MFLOP a frame: {share:.2f} of a bfloat16 matrix product's rate")
+    print(
+        f"{batches['flop_per_frame'] / 1e6:.1f} MFLOP a frame: {share:.2f} of a bfloat16 matrix product's rate"
+    )
     base, best = cases["plain diffusers loop"], cases["ours, bfloat16"]
     report = {
         "benchmark": "world_model",

@@ -31,7 +31,7 @@ from .command import main
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context, require_device
 from .model_card import CARD, PAGE, data_facts, together_page
 from .models import read_model, save_model
-from .preflight import check_dataset
+from .preflight import check_dataset, check_machine
 from .run_folder import require_run
 from .storage import disk_errors, read_json
 from .weights import Arrays, load_arrays
@@ -56,6 +56,7 @@ def run(argv: list[str]) -> int:
     config = _read_config(argv)
     resumed = config.run.resume is not None
     require_device(config.run.device)
+    check_machine(config.world_model.obs_model)
     dataset = read_dataset(config.data)
     context = make_context(config, seed=config.run.seed, device=config.run.device)
     check_dataset(dataset, context, config.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from world_models.denoiser import Conditions
 from world_models.edm import euler_step, karras_sigmas
 from world_models.obs_model import ObservationModel
 from world_models.training import ObsModelTrainer
+
+UPDATES = 80
 
 
 def make_model(seed: int = 0, **changes: Any) -> ObservationModel:
@@ -64,7 +67,7 @@ def test_levels_are_neighbours_on_karras_grid() -> None:
     sigma, lower = aim.draw_sigmas(400, torch.Generator().manual_seed(0))
     grid = karras_sigmas(4, sigma_min=2e-3, sigma_max=5.0)
     pairs = {(round(a, 5), round(b, 5)) for a, b in zip(sigma.tolist(), lower.tolist(), strict=True)}
-    assert pairs == {(round(a, 5), round(b, 5)) for a, b in zip(grid, grid[1:], strict=False)}
+    assert pairs == {(round(a, 5), round(b, 5)) for a, b in itertools.pairwise(grid)}
 
 
 def test_a_perfect_student_has_nothing_to_learn_but_noise() -> None:
@@ -98,22 +101,33 @@ def test_sample_loss_is_the_distance_to_the_teacher_or_to_the_truth() -> None:
     assert len(losses) == 2
 
 
-def test_distillation_brings_one_step_closer_to_the_teachers_many() -> None:
-    """On one batch, the distance to the teacher's frames falls; the teacher stays as it is."""
-    torch.manual_seed(3)
-    student = make_model(consistency_levels=4, rollout_steps=1)
-    teacher = ObservationModel(SPEC, teacher_config(student.config))
+class Gaussian(ObservationModel):
+    """Knows that the change is Gaussian noise of deviation sigma_data: its ODE ends where it began, scaled down."""
+
+    def denoise(self, noisy: Any, sigma: Any, conditions: Conditions) -> Any:
+        """The posterior mean."""
+        variance = self.config.sigma_data**2
+        return noisy * (variance / (variance + sigma**2)).view(-1, 1, 1, 1)
+
+
+def test_distillation_teaches_one_step_what_the_teacher_does_in_many() -> None:
+    """One step of an ordinary model gives the mean, nothing; the teacher's many steps, and then the student's one, give a
+    sample of the right spread for each noise.
+    """
+    torch.manual_seed(0)
+    student = ObservationModel(
+        SPEC, obs_config(precision="float32", sampler="consistency", consistency_levels=4)
+    )
+    teacher = Gaussian(SPEC, teacher_config(student.config))
     assert (teacher.config.sampler, teacher.config.sampling_steps) == ("heun", 4)
-    teacher.load_state_dict(student.state_dict())
-    before = {name: value.clone() for name, value in teacher.state_dict().items()}
-    config = student.config
     trainer = ObsModelTrainer(
-        student, config, encode=encode, seed=0, learning_rate=3e-3, chains=True, teacher=teacher
+        student, student.config, encode=encode, seed=0, learning_rate=1e-2, chains=True, teacher=teacher
     )
     windows = make_windows(16, 1, 1)
+    windows.frames["top"][:] = 127
     first = trainer.validation_loss(windows)[0]
-    for _ in range(60):
+    for _ in range(UPDATES):
         trainer.update(windows)
     trainer.averaged.load_state_dict(student.state_dict())
-    assert trainer.validation_loss(windows)[0] < 0.7 * first
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert first == pytest.approx(1.0, abs=0.2)
+    assert trainer.validation_loss(windows)[0] < 0.5

@@ -49,8 +49,10 @@ def to_fp8(module: nn.Module) -> None:
             "no linear layer's sizes are multiples of 16", where=WHERE, remedy="choose such channels"
         )
     from accelerate.utils.ao import convert_model_to_fp8_ao
+    from torchao.float8 import Float8LinearConfig
 
-    convert_model_to_fp8_ao(module)
+    # The rows of a batch are whatever worlds still run: no multiple of 16.
+    convert_model_to_fp8_ao(module, config=Float8LinearConfig(pad_inner_dim=True))
 
 
 def require_compiler() -> None:

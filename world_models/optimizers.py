@@ -6,8 +6,7 @@ preconditioned by one small matrix per axis. They come from heavyball, which com
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,30 +38,24 @@ OPTIMIZERS: dict[Optimizer, Callable[[Groups, float], torch.optim.Optimizer]] = 
 }
 
 
-def _heavyball() -> Any:
+def require_heavyball() -> None:
+    """Raise ConfigError where the package of the Kronecker-factored optimizers is not installed."""
     if find_spec("heavyball") is None:
         raise ConfigError(
             "the package heavyball is not installed",
             where="world_model.obs_model.optimizer",
             remedy="pip install 'reverie-rl[kronecker]', or use adamw",
         )
+
+
+def _heavyball() -> Any:
+    require_heavyball()
     import heavyball
     import heavyball.utils
 
     # Compiling its steps takes minutes in every process; small networks never earn that back.
     heavyball.utils.compile_mode = None
     return heavyball
-
-
-@contextlib.contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
-    """Whatever is drawn from torch's global generator inside comes from ``seed``; outside nothing has changed."""
-    held = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(held)
 
 
 def pack(value: Any) -> Any:

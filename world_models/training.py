@@ -115,7 +115,8 @@ class AveragedTrainer:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group["scale"]
             # PSGD draws from torch's global generator: the step must not depend on what else does.
-            with torch.random.fork_rng():
+            own = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=own):
                 torch.manual_seed(self._seed + self.updates)
                 self._optimizer.step()
             self._ema.step(self._model.parameters())
