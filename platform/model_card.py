@@ -44,7 +44,7 @@ def card_page(description: dict[str, Any], card: dict[str, Any]) -> str:
         "Weights are in `model.safetensors`, what they fit in `config.json`, the numbers below in `card.json`.", "",
     ]  # fmt: skip
     for title, part in card.items():
-        if title != "history":
+        if title != "history" and part != {}:
             lines += [f"## {title.replace('_', ' ').capitalize()}", "", *_shown(part), ""]
     history = card.get("history")
     if history:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from buffers.dataset import Dataset, read_dataset
-from configs.errors import CheckpointError
+from configs.errors import CheckpointError, ConfigError
 from configs.loader import config_from_yaml, config_to_dict, load_config, to_yaml
 from configs.schema import PretrainBudget, PretrainConfig
 
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 MODELS = (OBS_MODEL, POLICY, REWARD_MODEL)
 """The longest first."""
 CONFIG = "config.yaml"
+LOCK = "lock"
+BESIDE_RESUME = {"run.resume", "parallel", "what"}
+"""Keys that mean something when a pretraining goes on under its own configuration."""
 READS = {
     POLICY: ("clone_noise", "success_only", "policy_budget", "algorithm"),
     OBS_MODEL: ("world_model", "obs_model_budget"),
@@ -100,6 +103,14 @@ def _read_config(argv: list[str]) -> PretrainConfig:
     )
     if not resume:
         return load_config(PretrainConfig, argv)
+    given = (text.lstrip("+").partition("=")[0] for text in argv if "=" in text)
+    other = [key for key in given if key not in BESIDE_RESUME]
+    if other:
+        raise ConfigError(
+            f"{other[0]} cannot be set when a pretraining goes on",
+            where=f"run.resume={resume}",
+            remedy="drop it: the folder's own configuration holds; or start anew with another out=",
+        )
     require_run(Path(resume))
     stored = config_from_yaml(PretrainConfig, Path(resume) / CONFIG)
     asked = load_config(PretrainConfig, [*argv, f"data={json.dumps(stored.data)}"])
@@ -141,8 +152,8 @@ def _remove_traces(out: Path, wanted: list[str]) -> None:
     if not out.is_dir():
         return
     for folder in (_scratch(out, name) for name in wanted):
-        # A folder that holds no checkpoint yet holds nothing to continue from.
-        if folder.is_dir() and not list(folder.glob("[0-9]*")):
+        # A folder that holds no checkpoint yet holds nothing to continue from; a lock is another process's.
+        if folder.is_dir() and not list(folder.glob("[0-9]*")) and not (folder / LOCK).exists():
             shutil.rmtree(folder)
     if {path.name for path in out.iterdir()} <= {CONFIG}:
         (out / CONFIG).unlink(missing_ok=True)
@@ -173,7 +184,7 @@ def _pretrain_one(config: PretrainConfig, context: Context, dataset: Dataset, ou
     }
     with disk_errors(out):
         scratch.mkdir(exist_ok=True)
-    with only_one(scratch / "lock"):
+    with only_one(scratch / LOCK):
         make, budget = build[name]
         job = make()
         with disk_errors(out):

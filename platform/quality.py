@@ -100,7 +100,7 @@ def film(
     chances = [imagined.probabilities[row][: len(frames)] for row, frames in zip(rows, reals, strict=True)]
     titles = [windows.instructions[row] for row in rows]
     films = [Film(*parts) for parts in zip(reals, dreams, chances, titles, strict=True)]
-    film_strip(films, folder / "film.png", threshold=context.world_model_config.reward_model.threshold)
+    film_strip(films, folder / "film.png", threshold=reward_model.threshold)
     film_video(films, folder / "film.mp4")
     return ["film.png", "film.mp4"]
 

@@ -76,7 +76,7 @@ def test_checkpointing_changes_memory_not_learning() -> None:
         def count(*_: Any, name: str = name) -> None:
             runs[name] += 1
 
-        model.denoiser.unet.down_blocks[0].resnets[0].register_forward_hook(count)  # type: ignore[union-attr,index]
+        model.denoiser.unet.down_blocks[0].resnets[0].register_forward_pre_hook(count)  # type: ignore[union-attr,index]
     one, two = trained(plain), trained(saving)
     for key, value in one.items():
         torch.testing.assert_close(two[key], value)

@@ -134,6 +134,9 @@ def test_what_is_there_is_kept_and_the_rest_is_made(whole: Path, caplog: pytest.
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()}
     assert pretrain("policy", f"run.resume={whole}") == 0
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()} == before
+    assert pretrain("policy", f"run.resume={whole}", "held_out=0.2") == 2
+    assert "held_out cannot be set when a pretraining goes on" in caplog.text
+    caplog.clear()
     assert pretrain("policy", "run.resume=/nowhere") == 2
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert errors == ["no run there (/nowhere): give the directory of a run as run.resume"]
