@@ -155,7 +155,7 @@ def _remove_traces(out: Path, wanted: list[str]) -> None:
         # A folder that holds no checkpoint yet holds nothing to continue from; a lock is another process's.
         if folder.is_dir() and not list(folder.glob("[0-9]*")) and not (folder / LOCK).exists():
             shutil.rmtree(folder)
-    if {path.name for path in out.iterdir()} <= {CONFIG}:
+    if not is_child() and {path.name for path in out.iterdir()} <= {CONFIG}:
         (out / CONFIG).unlink(missing_ok=True)
         out.rmdir()
 
