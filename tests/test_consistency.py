@@ -16,7 +16,7 @@ from world_models.edm import euler_step, karras_sigmas
 from world_models.obs_model import ObservationModel
 from world_models.training import ObsModelTrainer
 
-UPDATES = 80
+UPDATES = 60
 
 
 def make_model(seed: int = 0, **changes: Any) -> ObservationModel:
@@ -53,6 +53,10 @@ def test_the_aim_is_where_the_averaged_weights_land_from_the_next_level(taught: 
     with torch.no_grad():
         answers = teacher.denoise(noisy, sigma, given) if taught else clean
         near = euler_step(noisy[0], answers[0], 3.0, 1.0)
+        if taught:
+            ahead = torch.stack([near, near])
+            slopes = (noisy[0] - answers[0]) / 3.0, near - teacher.denoise(ahead, torch.ones(2), given)[0]
+            near = noisy[0] + (slopes[0] + slopes[1]) / 2 * (1.0 - 3.0)
         landed = averaged.denoise(torch.stack([near, near]), torch.ones(2), given)[0]
     if not taught:
         torch.testing.assert_close(near, clean[0] + noise[0])
@@ -118,18 +122,17 @@ def test_distillation_teaches_one_step_what_the_teacher_does_in_many() -> None:
     # Plain frames: eight channels have room for the noise of three.
     plain = {"fold": 1, "target": "frame"}
     student = ObservationModel(
-        SPEC, obs_config(**plain, precision="float32", sampler="consistency", consistency_levels=4)
+        SPEC, obs_config(**plain, precision="float32", sampler="consistency", consistency_levels=6)
     )
     teacher = Gaussian(SPEC, teacher_config(student.config))
-    assert (teacher.config.sampler, teacher.config.sampling_steps) == ("heun", 4)
+    assert (teacher.config.sampler, teacher.config.sampling_steps) == ("heun", 6)
     trainer = ObsModelTrainer(
         student, student.config, encode=encode, seed=0, learning_rate=1e-2, chains=True, teacher=teacher
     )
-    windows = make_windows(16, 1, 1)
+    windows = make_windows(8, 1, 1)
     windows.frames["top"][:] = 127
     first = trainer.validation_loss(windows)[0]
     for _ in range(UPDATES):
         trainer.update(windows)
     trainer.averaged.load_state_dict(student.state_dict())
-    assert first == pytest.approx(1.0, abs=0.2)
-    assert trainer.validation_loss(windows)[0] < 0.5
+    assert trainer.validation_loss(windows)[0] < 0.5 * first

@@ -72,7 +72,7 @@ def fit_scale(
 
     solver.step(closure)  # type: ignore[no-untyped-call]
     scale, offset = fitted()
-    return float(scale), float(offset)
+    return float(scale.detach()), float(offset.detach())
 
 
 def lowest_threshold(failures: Float[NDArray[np.float32], " n"], rate: float) -> float:

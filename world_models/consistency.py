@@ -62,13 +62,20 @@ class ConsistencyAim:
         conditions: Conditions,
     ) -> Float[Tensor, "B C h w"]:
         """``[B, C, h, w]``; ``noisy`` is ``clean`` with noise of level ``sigma``."""
-        towards = clean if self.teacher is None else self.teacher.denoise(noisy, sigma, conditions)
-        # Towards the clean frame an Euler step only takes noise away: x_0 + sigma z becomes x_0 + sigma' z.
-        near = towards + (noisy - towards) * (sigma_next / sigma).view(-1, 1, 1, 1)
-        # The level above 0 keeps the division finite; rows at level 0 are there already.
+        # The level above 0 keeps divisions finite; rows at level 0 are there already.
         level = sigma_next.clamp(min=self.config.sigma_min)
+        rest = (sigma_next > 0).view(-1, 1, 1, 1)
+        first, change = sigma.view(-1, 1, 1, 1), (sigma_next - sigma).view(-1, 1, 1, 1)
+        towards = clean if self.teacher is None else self.teacher.denoise(noisy, sigma, conditions)
+        # Towards the clean frame a step only takes noise away: x_0 + sigma z becomes x_0 + sigma' z.
+        slope = (noisy - towards) / first
+        near = noisy + slope * change
+        if self.teacher is not None:
+            # Heun's step, as the teacher's own sampler takes it.
+            there = (near - self.teacher.denoise(near, level, conditions)) / level.view(-1, 1, 1, 1)
+            near = torch.where(rest, noisy + (slope + there) / 2 * change, near)
         landed = self.averaged.denoise(near, level, conditions)
-        return torch.where((sigma_next > 0).view(-1, 1, 1, 1), landed, near)
+        return torch.where(rest, landed, near)
 
 
 @torch.no_grad()
