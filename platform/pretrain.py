@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
     context = make_context(config, seed=config.run.seed, device=config.run.device)
     check_dataset(dataset, context, config.data)
     out = Path(config.out)
-    wanted = list(MODELS) if config.what == "all" else [config.what]
+    wanted: list[str] = list(MODELS) if config.what == "all" else [config.what]
     there = [name for name in wanted if (out / name).exists()]
     if there and not resumed:
         raise CheckpointError(

@@ -126,7 +126,7 @@ class Runner:
             else read_model(Path(path), POLICY, context)
         }
         if shares(config).imagines:
-            makers = {
+            makers: dict[str, Callable[[], Any]] = {
                 OBS_MODEL: context.make_obs_model,
                 REWARD_MODEL: lambda: context.make_reward_model(self._policy_of(first[POLICY])),
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from policies.base import Policy
 from policies.small_vla import MAP_SIDE, SmallVLA
+from policies.vision import Keypoints
 
 
 class SmallVLAPerception(nn.Module):
@@ -26,7 +27,7 @@ class SmallVLAPerception(nn.Module):
         self.words = copy.deepcopy(actor.words)
         self.stems = copy.deepcopy(actor.stems)
         self.keypoints = copy.deepcopy(actor.keypoints)
-        points, channels = actor.keypoints[0].shape
+        points, channels = cast(Keypoints, actor.keypoints[0]).shape
         per_camera = points * (2 + channels) + MAP_SIDE**2 * channels
         self.num_features: int = per_camera * len(self.cameras) + self.words.norm.normalized_shape[0]
 

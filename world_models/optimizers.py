@@ -66,7 +66,7 @@ def pack(value: Any) -> Any:
         return {"items": [[pack(key), pack(item)] for key, item in value.items()]}
     for kind, name in _SEQUENCES.items():
         if isinstance(value, kind):
-            members = sorted(value) if isinstance(value, set) else value
+            members: Any = sorted(value) if isinstance(value, set) else value
             return {name: [pack(item) for item in members]}
     return value
 
@@ -80,7 +80,7 @@ def unpack(tree: Any) -> Any:
     ((name, members),) = tree.items()
     if name == "items":
         return {unpack(key): unpack(item) for key, item in members}
-    kinds = {word: kind for kind, word in _SEQUENCES.items()}
+    kinds: dict[str, Callable[[Any], Any]] = {word: kind for kind, word in _SEQUENCES.items()}
     return kinds[name](unpack(item) for item in members)
 
 

@@ -164,7 +164,7 @@ class PolicyRewardModel(SuccessModel):
         """Those of the policy."""
         views = ((pixels + 1) * 127.5).unbind(1)
         frames = dict(zip(self._cameras, views, strict=True))
-        return self.backbone(frames, instruction)  # type: ignore[no-any-return]
+        return self.backbone(frames, instruction)
 
     def classify(self, features: Float[Tensor, "B N"]) -> Float[Tensor, " B"]:
         """Two layers on standardised features."""
