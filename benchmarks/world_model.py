@@ -210,7 +210,11 @@ def main() -> None:
         return
     seconds = 1.0 if given.quick else 9.0
     left_out = {"by batch", *([SLOW] if given.quick else [])}
-    cases = {name: in_child(name, seconds) for name in CASES if name not in left_out}
+    cases = {}
+    for name in CASES:
+        if name not in left_out:
+            cases[name] = in_child(name, seconds)
+            print(f"{name}: {cases[name]}", file=sys.stderr, flush=True)
     table(cases)
     batches = in_child("by batch", seconds)
     print("\nworlds  frames/s")
