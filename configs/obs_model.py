@@ -18,7 +18,7 @@ from configs.fields import (
     component,
 )
 
-Optimizer = Literal["adamw", "soap", "psgd_kron"]
+Optimizer = Literal["adamw", "soap"]
 
 
 @component
@@ -78,7 +78,7 @@ class ObsModelConfig:
     batch: PositiveInt = 48
     """Windows per update."""
     optimizer: Optimizer = "adamw"
-    """``soap`` and ``psgd_kron`` precondition each weight by Kronecker factors (the extra ``kronecker``)."""
+    """``soap`` preconditions each weight by Kronecker factors (the extra ``kronecker``)."""
     learning_rate: NaturalFloat = 1.5e-3
     """Of the optimizer in pretraining."""
     online_learning_rate: NaturalFloat = 5e-5

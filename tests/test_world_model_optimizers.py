@@ -20,7 +20,7 @@ from world_models.training import ObsModelTrainer
 HAS_HEAVYBALL = find_spec("heavyball") is not None
 KRONECKER = [
     pytest.param(name, marks=pytest.mark.skipif(not HAS_HEAVYBALL, reason="needs the extra kronecker"))
-    for name in ("soap", "psgd_kron")
+    for name in ("soap",)
 ]
 
 

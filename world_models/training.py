@@ -16,7 +16,7 @@ from configs.reward_model import RewardModelConfig
 from world_models.base import InstructionEncoder, array_to_torch, frames_to_torch, normalized_actions
 from world_models.consistency import ConsistencyAim, sample_loss
 from world_models.obs_model import ObservationModel
-from world_models.optimizers import OPTIMIZERS, pack, unpack
+from world_models.optimizers import OPTIMIZERS, load_into, state_of
 from world_models.reward_model import SuccessModel
 
 WARM_UP = 50
@@ -86,7 +86,6 @@ class AveragedTrainer:
         slow = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
         groups = [{"params": slow, "scale": 1.0}, {"params": quick, "scale": PROPRIO_RATE}]
         self._optimizer = OPTIMIZERS[optimizer]([g for g in groups if g["params"]], learning_rate)
-        self._seed = seed
         self._ema = EMAModel(model.parameters(), decay=ema_decay, foreach=True)
         # The average is kept in place in the copy's own parameters, so that it can be used at any time.
         self._ema.shadow_params = list(self._averaged.parameters())
@@ -114,11 +113,7 @@ class AveragedTrainer:
         if applied:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group["scale"]
-            # PSGD draws from torch's global generator: the step must not depend on what else does.
-            own = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(devices=own):
-                torch.manual_seed(self._seed + self.updates)
-                self._optimizer.step()
+            self._optimizer.step()
             self._ema.step(self._model.parameters())
         else:
             self.skipped += 1
@@ -130,7 +125,7 @@ class AveragedTrainer:
         return {
             "model": _clone(self._model.state_dict()),
             "averaged": _clone(self._averaged.state_dict()),
-            "optimizer": pack(self._optimizer.state_dict()),
+            "optimizer": state_of(self._optimizer),
             "ema_step": self._ema.optimization_step,
             "generator": self.generator.get_state(),
             "updates": self.updates,
@@ -141,7 +136,7 @@ class AveragedTrainer:
         """Continue from ``state`` as if nothing had happened."""
         self._model.load_state_dict(state["model"])
         self._averaged.load_state_dict(state["averaged"])
-        self._optimizer.load_state_dict(unpack(state["optimizer"]))
+        load_into(self._optimizer, state["optimizer"])
         self._ema.optimization_step = int(state["ema_step"])
         self.generator.set_state(state["generator"])
         self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
