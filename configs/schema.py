@@ -181,7 +181,8 @@ class PretrainConfig:
     data: str
     """Dataset folder, LeRobot dataset of version 3, or folder of LIBERO's HDF5 files: which one is seen by what is in it."""
     out: str = "outputs/pretrained"
-    """Folder for the models; a model in it is never overwritten."""
+    """Folder for the models; a model in it is never overwritten. ``run.resume=<that folder>`` goes on with what is
+    missing there, under the configuration it was begun with."""
     success_only: bool = False
     """Clone only successful episodes. A calm demonstrator who runs out of time still shows what to do."""
     clone_noise: NaturalFloat = 0.2

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from policies.tokens import ActionTokenizer
     from world_models.base import ModelSpec
     from world_models.obs_model import ObservationModel
-    from world_models.reward_model import RewardModel
+    from world_models.reward_model import SuccessModel
 
     from .envs.base import Observation
 
@@ -135,12 +135,22 @@ class Context:
         with _Seeded(self.seed + 1):
             return ObservationModel(self.model_spec, self.world_model_config.obs_model).to(self.torch_device)
 
-    def make_reward_model(self) -> RewardModel:
-        """A reward model; likewise."""
-        from world_models.reward_model import RewardModel
+    def make_reward_model(self, policy: Policy | None = None) -> SuccessModel:
+        """A reward model; likewise. Where it looks through the policy's first layers, these are copied from ``policy``, or
+        random until weights are loaded.
+        """
+        from policies.perception import perception
+        from world_models.reward_model import PolicyRewardModel, RewardModel
 
+        config = self.world_model_config.reward_model
+        model: SuccessModel
         with _Seeded(self.seed + 2):
-            return RewardModel(self.model_spec, self.world_model_config.reward_model).to(self.torch_device)
+            if config.backbone == "own":
+                model = RewardModel(self.model_spec, config)
+            else:
+                first_layers = perception(policy or self.make_policy())
+                model = PolicyRewardModel(self.model_spec, config, first_layers)  # type: ignore[arg-type]
+        return model.to(self.torch_device)
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -158,15 +168,24 @@ class Context:
             observation.images, observation.proprio, observation.instructions, self.vocabulary
         ).to(self.torch_device)
 
-    def describe(self, name: str) -> dict[str, Any]:
-        """The JSON that lies beside a model's weights and says what they fit."""
+    def default_config(self, name: str) -> dict[str, Any]:
+        """The config of a model's class, as JSON types, with every field at its default."""
         from dataclasses import asdict
 
-        config: Any = {
+        return asdict(type(self._config_of(name))())
+
+    def _config_of(self, name: str) -> Any:
+        return {
             POLICY: self.policy_config,
             OBS_MODEL: self.world_model_config.obs_model,
             REWARD_MODEL: self.world_model_config.reward_model,
         }[name]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """The JSON that lies beside a model's weights and says what they fit."""
+        from dataclasses import asdict
+
+        config = self._config_of(name)
         spec = self.policy_spec if name == POLICY else self.model_spec
         return {"model": name, "env": self.env_spec.name, "config": asdict(config), "spec": spec.to_json()}
 

@@ -86,12 +86,13 @@ class Imagination:
         self._admission = admission
         self._policy = context.make_policy().eval()
         obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
+        self._reward_model = reward_model
         self._modules = {POLICY: self._policy, OBS_MODEL: obs_model, REWARD_MODEL: reward_model}
         self._versions = {POLICY: -1, OBS_MODEL: -1, REWARD_MODEL: -1}
         self._schedule = make_schedule(config.schedule)
         self._worlds = ImaginedWorlds(
             obs_model, reward_model, encode=context.vocabulary.encode,
-            threshold=context.world_model_config.reward_model.threshold, reward=config.reward,
+            threshold=reward_model.threshold, reward=config.reward,
             seed=context.seed + 202, max_disagreement=self._schedule.max_disagreement,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(context.seed + 203)
@@ -147,6 +148,8 @@ class Imagination:
                 if name != POLICY and self._versions[name] >= 0:
                     self._say(self._guard.models_improved().said)
                 self._versions[name] = published.version
+        # A calibrated reward model brings its own.
+        self._worlds.threshold = self._reward_model.threshold
 
     def _allowed(self, board: dict[str, Any]) -> _Allowed:
         from world_models.quality import HorizonQuality

@@ -53,6 +53,10 @@ class Batches(Protocol):
         """Whether ``B_real`` holds what a batch is made of."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What the last batch was made of, where that tells something."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Everything to continue from."""
         ...
@@ -111,7 +115,7 @@ class ModelLearner:
             self._served, self._left = max(due, self._served), self._burst
         began = time.monotonic()
         stats = self._trainer.update(self._batches.draw())
-        self._averages.add(stats, prefix=f"{self._model_name}/")
+        self._averages.add({**stats, **self._batches.metrics()}, prefix=f"{self._model_name}/")
         self._averages.add({f"time/{self._model_name}_learner/update_s": time.monotonic() - began})
         self.updates += 1
         self._left -= 1
@@ -121,12 +125,15 @@ class ModelLearner:
 
     def _finish_turn(self) -> None:
         self.version += 1
+        # Before the weights leave: a reward model's calibration goes with them.
+        looked = self._validate_every and self.version % self._validate_every == 0
+        found = self._validate() if looked else {}
         self._weights.publish(self._model_name, self.version, module_arrays(self._trainer.averaged))
         self._board.put(
             {f"{self._model_name}/updates": self.updates, f"{self._model_name}/version": self.version}
         )
-        if self._validate_every and self.version % self._validate_every == 0:
-            self._board.put(self._validate())
+        if looked:
+            self._board.put(found)
 
     def state(self) -> State:
         """The trainer, versions, what is due."""
@@ -160,6 +167,7 @@ def policy_waits_for_models(board: dict[str, Any]) -> bool:
 
 
 VALIDATION_WINDOWS = 64
+CALIBRATION_FRAMES = 1024
 VALIDATE_EVERY = 5
 """Turns between two looks at the held-out loss."""
 
@@ -194,6 +202,7 @@ def obs_model_learner(context: Context, real: Modelling, weights: Weights, board
 
 def reward_model_learner(context: Context, real: Modelling, weights: Weights, board: Board) -> ModelLearner:
     """The learner of M_reward: frames labelled by the real outcome, real and imagined ones."""
+    from world_models.calibration import calibrate
     from world_models.training import RewardModelTrainer
 
     config = context.world_model_config.reward_model
@@ -203,10 +212,25 @@ def reward_model_learner(context: Context, real: Modelling, weights: Weights, bo
         model, config, encode=context.vocabulary.encode, seed=context.seed + 302,
         learning_rate=config.online_learning_rate, total_updates=None,
     )  # fmt: skip
-    batches = RewardModelBatches(context, real, context.make_obs_model().eval(), weights)
+    batches = RewardModelBatches(
+        context, real, context.make_obs_model().eval(), weights, judge=trainer.averaged
+    )
+
+    def calibrate_online() -> dict[str, Any]:
+        if real.stats()["held_out_decisions"] == 0:
+            return {}
+        frames = real.outcomes(CALIBRATION_FRAMES, split="held_out", balance=False)
+        held_out = calibrate(
+            trainer.averaged, frames, batches.imagine_held_out(), encode=context.vocabulary.encode
+        )
+        return {
+            "reward_model/threshold": held_out.threshold,
+            "reward_model/calibration_error": held_out.error_after,
+        }
+
     return ModelLearner(
-        REWARD_MODEL, trainer, batches, dict, weights, board,
-        every=config.every, burst=config.burst, validate_every=0,
+        REWARD_MODEL, trainer, batches, calibrate_online, weights, board,
+        every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY if config.calibrated else 0,
     )  # fmt: skip
 
 

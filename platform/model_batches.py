@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .context import OBS_MODEL, Context
-from .services import Modelling
 from .weights import Weights, load_arrays
 
 if TYPE_CHECKING:
-    from buffers.batches import WindowBatch
+    from buffers.batches import OutcomeBatch, WindowBatch
+    from buffers.index import Split
     from world_models.obs_model import ObservationModel
+    from world_models.reward_model import SuccessModel
     from world_models.training import LabelledFrames, ObsModelTrainer
+
+
+HELD_OUT_WINDOWS = 128
+
+
+class Draws(Protocol):
+    """Where the batches are drawn: ``B_real``, or a dataset."""
+
+    def windows(self, batch: int, history: int, steps: int, *, split: Split = "train") -> WindowBatch:
+        """Windows of consecutive decisions."""
+        ...
+
+    def outcomes(self, batch: int, *, split: Split, balance: bool) -> OutcomeBatch:
+        """Frames labelled by success."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Counts: what could be drawn now."""
+        ...
 
 
 class ObsModelBatches:
     """Windows of the training split, as long as the trainer's chains want them."""
 
-    def __init__(self, real: Modelling, trainer: ObsModelTrainer, batch: int, history: int) -> None:
+    def __init__(self, real: Draws, trainer: ObsModelTrainer, batch: int, history: int) -> None:
         self._real, self._trainer = real, trainer
         self._batch, self._history = batch, history
 
@@ -28,6 +48,10 @@ class ObsModelBatches:
     def ready(self) -> bool:
         """Whether there is a training episode."""
         return bool(self._real.stats()["train_decisions"])
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing beside what the trainer says."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """The buffer keeps its own generator."""
@@ -40,21 +64,25 @@ class ObsModelBatches:
 class RewardModelBatches:
     """Real frames with their outcome, joined to frames that M_obs imagined from real starts under the recorded actions.
 
-    ``obs_model`` None: real frames alone. With ``weights`` the copy of M_obs follows its learner.
+    ``obs_model`` None: real frames alone. With ``weights`` the copy of M_obs follows its learner. ``judge``, the reward
+    model as it is, tells which imagined failures it takes for success.
     """
 
     def __init__(
         self,
         context: Context,
-        real: Modelling,
+        real: Draws,
         obs_model: ObservationModel | None,
         weights: Weights | None = None,
+        judge: SuccessModel | None = None,
     ) -> None:
         from world_models.outcomes import OutcomePool
 
+        self._context = context
         self._config = context.world_model_config.reward_model
         self._history = context.world_model_config.obs_model.history
         self._real, self._obs_model, self._weights = real, obs_model, weights
+        self._judge = judge if self._config.hard_negatives else None
         self._version = -1
         self._pool = OutcomePool(
             context.model_spec, self._config, encode=context.vocabulary.encode, seed=context.seed + 33,
@@ -68,9 +96,26 @@ class RewardModelBatches:
             return self._real.outcomes(config.batch, split="train", balance=config.balance)
         self._follow()
         windows = self._real.windows(config.imagined_windows, self._history, config.imagined_steps)
-        self._pool.add(self._obs_model, windows)
+        self._pool.add(self._obs_model, windows, self._judge)
         return self._pool.joined(
             self._real.outcomes(self._pool.real_share, split="train", balance=config.balance)
+        )
+
+    def imagine_held_out(self) -> LabelledFrames | None:
+        """Frames of held-out episodes as the present M_obs imagines them, labelled by the real outcome."""
+        if self._obs_model is None:
+            return None
+        import torch
+
+        from world_models.outcomes import imagine_outcomes
+
+        self._follow()
+        windows = self._real.windows(
+            HELD_OUT_WINDOWS, self._history, self._config.imagined_steps, split="held_out"
+        )
+        generator = torch.Generator(self._context.torch_device).manual_seed(0)
+        return imagine_outcomes(
+            self._obs_model, windows, encode=self._context.vocabulary.encode, generator=generator
         )
 
     def ready(self) -> bool:
@@ -78,6 +123,10 @@ class RewardModelBatches:
         counts = self._real.stats()
         kind = "train_successes" if self._config.balance else "train_decisions"
         return bool(counts[kind])
+
+    def metrics(self) -> dict[str, float]:
+        """How many of the imagined failures in the pool this model took for success."""
+        return {} if self._judge is None else {"hard_negatives": self._pool.hard_share}
 
     def _follow(self) -> None:
         published = None if self._weights is None else self._weights.fetch(OBS_MODEL, self._version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from .role import State
 from .services import Modelling
 from .storage import disk_errors
 from .weights import Weights, load_arrays
-
-if TYPE_CHECKING:
-    pass
 
 WINDOWS = 192
 FRAMES = 512
@@ -48,7 +45,7 @@ class ModelWatch:
             assert published is not None
             load_arrays(model, published.arrays)
         config, encode = self._context.world_model_config, self._context.vocabulary.encode
-        threshold = config.reward_model.threshold
+        threshold = self._reward_model.threshold
         windows = self._real.windows(WINDOWS, config.obs_model.history, self._horizon, split="held_out")
         report = outcome_agreement(
             self._obs_model, self._reward_model, windows, encode=encode, threshold=threshold
@@ -75,7 +72,7 @@ class ModelWatch:
         films = held_out_films(
             self._context, self._real, self._obs_model, self._reward_model, horizon=self._horizon
         )
-        sheet = film_sheet(films, threshold=self._context.world_model_config.reward_model.threshold)
+        sheet = film_sheet(films, threshold=self._reward_model.threshold)
         # The store may be ahead of this role's state in a checkpoint: the store counts.
         before = self._weights.fetch(FILM, -1)
         number = 1 if before is None else before.version + 1

@@ -9,6 +9,7 @@ from typing import Any
 from configs.errors import CheckpointError
 
 from .context import Context, require_same
+from .model_card import CARD, PAGE, card_page
 from .storage import new_folder, read_json, verify_part
 from .weights import Arrays
 
@@ -18,6 +19,11 @@ _FREE = {
     "obs_model": frozenset(
         [
             "precision",
+            "checkpointing",
+            "compiled",
+            "sampler",
+            "consistency_levels",
+            "optimizer",
             "noise_mean",
             "noise_std",
             "sigma_min",
@@ -49,6 +55,8 @@ _FREE = {
             "imagined_pool",
             "balance",
             "shift",
+            "freeze_backbone",
+            "hard_negatives",
             "threshold",
             "batch",
             "learning_rate",
@@ -68,15 +76,16 @@ def write_model(folder: Path, description: dict[str, Any], arrays: Arrays, card:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(description, indent=1))
-    (folder / "card.json").write_text(json.dumps(card, indent=1))
+    (folder / CARD).write_text(json.dumps(card, indent=1))
     assert all(array.flags.c_contiguous for array in arrays.values()), "safetensors would shuffle it"
     save_file(arrays, folder / "model.safetensors")
 
 
 def save_model(folder: Path, description: dict[str, Any], arrays: Arrays, card: dict[str, Any]) -> None:
-    """As ``write_model``, as a complete folder of its own."""
+    """As ``write_model``, as a complete folder of its own, with the card as a page too."""
     with new_folder(folder) as partial:
         write_model(partial, description, arrays, card)
+        (partial / PAGE).write_text(card_page(description, card))
 
 
 def check_model(folder: Path, name: str, context: Context) -> None:
@@ -96,7 +105,10 @@ def check_model(folder: Path, name: str, context: Context) -> None:
             where=str(folder),
             remedy=f"give the folder of the {name}",
         )
-    require_same(context.describe(name), stored, folder, ignore=_FREE[name])
+    ours = context.describe(name)
+    # What a model's writer did not know yet, it did as the default does.
+    stored["config"] = {**context.default_config(name), **stored["config"]}
+    require_same(ours, stored, folder, ignore=_FREE[name])
 
 
 def read_model(folder: Path, name: str, context: Context) -> Arrays:

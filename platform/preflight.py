@@ -11,6 +11,7 @@ import numpy as np
 from buffers.dataset import Dataset, peek_dataset
 from buffers.shelf import bytes_per_row
 from configs.errors import CheckpointError, ConfigError, DataError
+from configs.obs_model import ObsModelConfig
 from configs.schema import TrainConfig
 from configs.system import BufferConfig, RayHostConfig
 
@@ -28,6 +29,8 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
     A resumed run takes models and episodes from its checkpoint, but still names those that it started from.
     """
     part = shares(config)
+    if part.imagines:
+        check_machine(config.world_model.obs_model)
     if config.data is not None:
         check_dataset(peek_dataset(config.data), context, config.data)
     if config.policy.path is not None:
@@ -53,6 +56,20 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
         from .hosts.ray_host import require_cluster
 
         require_cluster(config.host.address)
+
+
+def check_machine(config: ObsModelConfig) -> None:
+    """Raise a one-line error where this machine lacks what the observation model asks for."""
+    if config.precision == "fp8" or config.compiled:
+        from world_models.acceleration import require_compiler, require_fp8
+
+        wanted = {require_fp8: config.precision == "fp8", require_compiler: config.compiled}
+        for require in (require for require, asked in wanted.items() if asked):
+            require()
+    if config.optimizer != "adamw":
+        from world_models.optimizers import require_heavyball
+
+        require_heavyball()
 
 
 def check_dataset(dataset: Dataset, context: Context, where: str) -> None:

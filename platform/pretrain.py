@@ -5,8 +5,8 @@ obs_model     the diffusion model of the next observation
 reward_model  the success classifier
 all           the three of them, side by side where there are cores, and the quality report
 
-Writes out=<folder>/{policy,obs_model,reward_model}/, media/ and quality.json. What is there is never overwritten; an
-interrupted model goes on where it stopped.
+Writes out=<folder>/{policy,obs_model,reward_model}/ with a card each, README.md, card.json and media/. What is there is
+never overwritten. run.resume=<that folder> goes on with what is missing there, where it stopped.
 """
 
 from __future__ import annotations
@@ -14,215 +14,201 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
+import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from buffers.dataset import Dataset
-from buffers.memory import MemoryBuffer
-from buffers.records import Record
-from buffers.shelf import bytes_per_row
 from configs.env import RecordedConfig
-from configs.errors import CheckpointError, DataError, ReverieError
-from configs.loader import load_config
+from configs.errors import CheckpointError, ConfigError
+from configs.loader import config_from_yaml, config_to_dict, load_config, to_yaml
 from configs.schema import PretrainBudget, PretrainConfig
-from configs.system import BufferConfig
 
+from .children import end_with_parent, is_child, only_one, run_children
 from .command import main
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context, require_device
 from .datasets import read_any
+from .model_card import CARD, PAGE, data_facts, together_page
 from .models import read_model, save_model
-from .preflight import check_dataset
-from .storage import disk_errors
+from .preflight import check_dataset, check_machine
+from .run_folder import require_run
+from .storage import disk_errors, read_json
 from .weights import Arrays, load_arrays
 
 log = logging.getLogger(__name__)
 
 MODELS = (OBS_MODEL, POLICY, REWARD_MODEL)
 """The longest first."""
-BUILDS_ON = {REWARD_MODEL: OBS_MODEL}
-"""M_reward also learns to judge what M_obs imagines."""
+CONFIG = "config.yaml"
+LOCK = "lock"
+BESIDE_RESUME = {"run.resume", "parallel", "what"}
+"""Keys that mean something when a pretraining goes on under its own configuration."""
+READS = {
+    POLICY: ("clone_noise", "success_only", "policy_budget", "algorithm"),
+    OBS_MODEL: ("world_model", "obs_model_budget"),
+    REWARD_MODEL: ("world_model", "reward_model_budget"),
+}
+"""Sections that shape one model, beside ``SHARED``: a model half done goes on only under the same."""
+SHARED = ("data", "held_out", "env", "policy")
 
 
 def run(argv: list[str]) -> int:
     """Check everything, then pretrain."""
-    config = load_config(PretrainConfig, argv)
+    end_with_parent()
+    config = _read_config(argv)
+    resumed = config.run.resume is not None
     require_device(config.run.device)
+    check_machine(config.world_model.obs_model)
     context = make_context(config, seed=config.run.seed, device=config.run.device)
     dataset = read_any(config.data, context, gamma=config.algorithm.gamma)
     check_dataset(dataset, context, config.data)
     out = Path(config.out)
-    wanted = MODELS if config.what == "all" else (config.what,)
-    for name in wanted:
-        if (out / name).exists():
-            raise CheckpointError(
-                f"{name} is there already and is never overwritten",
-                where=str(out / name),
-                remedy="choose another out=",
-            )
+    wanted: list[str] = list(MODELS) if config.what == "all" else [config.what]
+    there = [name for name in wanted if (out / name).exists()]
+    if there and not resumed:
+        raise CheckpointError(
+            f"{there[0]} is there already and is never overwritten",
+            where=str(out / there[0]),
+            remedy="choose another out=, or continue with run.resume=<that folder>",
+        )
+    missing = [name for name in wanted if name not in there]
+    for name in missing:
+        _require_same_work(config, name, out)
     try:
         with disk_errors(out):
             out.mkdir(parents=True, exist_ok=True)
+            if not resumed:
+                (out / CONFIG).write_text(to_yaml(config))
         if config.what == "all":
-            _run_children(argv, config)
+            _run_all(config, missing, out)
             with disk_errors(out):
                 _report(config, context, dataset, out)
-        else:
+        elif missing:
             _pretrain_one(config, context, dataset, out)
+    except KeyboardInterrupt:
+        if not is_child():
+            log.warning("to continue: python -m platform.pretrain %s run.resume=%s", config.what, out)
+        raise
     finally:
-        _remove_empty([*(out / f".{name}.training" for name in wanted), out])
+        _remove_traces(out, wanted)
     return 0
 
 
-def _remove_empty(folders: list[Path]) -> None:
-    """Leave no trace of a pretraining that wrote nothing."""
-    for folder in folders:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def _require_batch(data: MemoryBuffer, batch: int, name: str) -> None:
-    """Raise DataError when a batch would hold more than there is to learn from."""
-    there = data.stats()["train_decisions"]
-    if batch > there:
-        raise DataError(
-            f"{name}_budget.batch={batch} is larger than the data ({there} decisions)",
-            where=f"{name}_budget.batch", remedy="give more episodes or a smaller batch",
-        )  # fmt: skip
-
-
-def dataset_buffer(context: Context, dataset: Dataset, held_out: float) -> MemoryBuffer:
-    """The dataset as a replay buffer: the same windows, outcomes and held-out split as in a run."""
-    rows = sum(record.length + 1 for record in dataset.records)
-    size = (rows + context.record_spec.max_decisions + 1) * bytes_per_row(context.record_spec)
-    data = MemoryBuffer(
-        context.record_spec,
-        BufferConfig(max_bytes=size, held_out=held_out),
-        seed=context.seed + 11,
-        name="dataset",
+def _read_config(argv: list[str]) -> PretrainConfig:
+    """Of the command line or, with ``run.resume``, of that folder: then only the model to pretrain is the command line's."""
+    prefix = "run.resume="
+    resume = next(
+        (text.lstrip("+")[len(prefix) :] for text in argv if text.lstrip("+").startswith(prefix)), ""
     )
-    data.extend(dataset.records)
-    return data
+    if not resume:
+        return load_config(PretrainConfig, argv)
+    given = (text.lstrip("+").partition("=")[0] for text in argv if "=" in text)
+    other = [key for key in given if key not in BESIDE_RESUME]
+    if other:
+        raise ConfigError(
+            f"{other[0]} cannot be set when a pretraining goes on",
+            where=f"run.resume={resume}",
+            remedy="drop it: the folder's own configuration holds; or start anew with another out=",
+        )
+    require_run(Path(resume))
+    stored = config_from_yaml(PretrainConfig, Path(resume) / CONFIG)
+    asked = load_config(PretrainConfig, [*argv, f"data={json.dumps(stored.data)}"])
+    return replace(
+        stored, what=asked.what, out=resume, parallel=asked.parallel, run=replace(stored.run, resume=resume)
+    )
 
 
-def _run_children(argv: list[str], config: PretrainConfig) -> None:
-    """One process per model, as many at once as there are cores; each starts when what it builds on is there. The first
-    failure ends the others.
-    """
-    at_once = (os.cpu_count() or 1) if config.parallel else 1
-    rest = [text for text in argv if text != "all" and not text.startswith("what=")]
-    waiting, running, done = list(MODELS), dict[str, subprocess.Popen[bytes]](), set[str]()
-    try:
-        while waiting or running:
-            for name in [name for name in waiting if name not in BUILDS_ON or BUILDS_ON[name] in done]:
-                if len(running) < at_once:
-                    waiting.remove(name)
-                    command = [sys.executable, "-m", "platform.pretrain", name, *rest]
-                    running[name] = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-            time.sleep(0.2)
-            for name, child in list(running.items()):
-                code = child.poll()
-                if code is None:
-                    continue
-                del running[name]
-                if code:
-                    raise _ChildFailed(f"pretraining {name} ended with status {code}", where=name)
-                done.add(name)
-    finally:
-        for child in running.values():
-            child.terminate()
-            child.wait()
+def _work(config: PretrainConfig, name: str) -> dict[str, Any]:
+    """What shapes model ``name``."""
+    values = config_to_dict(config)
+    return {
+        **{key: values[key] for key in (*SHARED, *READS[name])},
+        **{f"run.{key}": values["run"][key] for key in ("seed", "device", "precision")},
+    }
 
 
-class _ChildFailed(ReverieError):
-    """A model's process has said why on its own line."""
+def _require_same_work(config: PretrainConfig, name: str, out: Path) -> None:
+    """Raise CheckpointError when a fit of ``name`` that was interrupted in ``out`` was of something else."""
+    scratch = _scratch(out, name) / CONFIG
+    if not scratch.is_file():
+        return
+    begun, now = _work(config_from_yaml(PretrainConfig, scratch), name), _work(config, name)
+    for key, value in now.items():
+        if begun[key] != value:
+            raise CheckpointError(
+                f"{name} was begun there with another {key}",
+                where=str(out),
+                remedy=f"choose another out=, continue with run.resume={out}, or delete {scratch.parent}",
+            )
 
-    exit_code = 2
+
+def _scratch(out: Path, name: str) -> Path:
+    return out / f".{name}.training"
+
+
+def _remove_traces(out: Path, wanted: list[str]) -> None:
+    """Leave no trace of a pretraining that wrote nothing."""
+    if not out.is_dir():
+        return
+    for folder in (_scratch(out, name) for name in wanted):
+        # A folder that holds no checkpoint yet holds nothing to continue from; a lock is another process's.
+        if folder.is_dir() and not list(folder.glob("[0-9]*")) and not (folder / LOCK).exists():
+            shutil.rmtree(folder)
+    if not is_child() and {path.name for path in out.iterdir()} <= {CONFIG}:
+        (out / CONFIG).unlink(missing_ok=True)
+        out.rmdir()
+
+
+def _run_all(config: PretrainConfig, missing: list[str], out: Path) -> None:
+    """One process per model, as many at once as there are cores; each starts when what it builds on is there."""
+    commands = {name: [name, f"run.resume={out}"] for name in missing}
+    # The reward model also learns to judge what M_obs imagines, and may look through the policy's first layers.
+    looks = [POLICY] if config.world_model.reward_model.backbone == "policy" else []
+    builds_on = {OBS_MODEL: [], POLICY: [], REWARD_MODEL: [OBS_MODEL, *looks]}
+    run_children(commands, builds_on, (os.cpu_count() or 1) if config.parallel else 1)
 
 
 def _pretrain_one(config: PretrainConfig, context: Context, dataset: Dataset, out: Path) -> None:
+    from .pretrain_jobs import cloning_job, obs_model_job_of, reward_model_job_of
     from .pretraining import fit
 
-    name = config.what
+    name, scratch = config.what, _scratch(out, config.what)
     build: dict[str, tuple[Callable[[], Any], PretrainBudget]] = {
-        POLICY: (lambda: _cloning_job(config, context, dataset), config.policy_budget),
-        OBS_MODEL: (lambda: _obs_model_job(config, context, dataset), config.obs_model_budget),
+        POLICY: (lambda: cloning_job(config, context, dataset), config.policy_budget),
+        OBS_MODEL: (lambda: obs_model_job_of(config, context, dataset), config.obs_model_budget),
         REWARD_MODEL: (
-            lambda: _reward_model_job(config, context, dataset),
+            lambda: reward_model_job_of(config, context, dataset),
             config.reward_model_budget,
         ),
     }
-    make, budget = build[name]
-    fitted = fit(make(), budget, out / f".{name}.training")
-    card = {
-        "data": {"folder": config.data, "episodes": len(dataset.records)},
-        "updates": fitted.updates,
-        "first_val_loss": fitted.first_loss,
-        "best_val_loss": fitted.best_loss,
-        "history": fitted.history,
-        "wall_s": round(fitted.wall_s, 1),
-        "seed": config.run.seed,
-    }
-    if name == POLICY:
-        card["success"] = _success(config, context, fitted.arrays)
-    save_model(out / name, context.describe(name), fitted.arrays, card)
+    with disk_errors(out):
+        scratch.mkdir(exist_ok=True)
+    with only_one(scratch / LOCK):
+        make, budget = build[name]
+        job = make()
+        with disk_errors(out):
+            (scratch / CONFIG).write_text(to_yaml(config))
+        fitted = fit(job, budget, scratch)
+        finished = job.finish(fitted.arrays)
+        card = {
+            "data": data_facts(dataset, config.data, config.held_out),
+            "updates": fitted.updates,
+            "first_val_loss": fitted.first_loss,
+            "best_val_loss": fitted.best_loss,
+            "history": fitted.history,
+            "wall_s": round(fitted.wall_s, 1),
+            "seed": config.run.seed,
+            "quality": finished.quality,
+        }
+        if name == POLICY:
+            card["success"] = _success(config, context, finished.arrays)
+        save_model(out / name, context.describe(name), finished.arrays, card)
+        # Only now: whoever was stopped while it was measured or written goes on from the last checkpoint.
+        shutil.rmtree(scratch)
     log.info("%s: written to %s", name, out / name)
-
-
-def _cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
-    from buffers.index import is_held_out
-
-    from .cloning import CloningJob
-
-    records = [record for record in dataset.records if _worth_cloning(record, dataset, config)]
-    held = [record for record in records if is_held_out(record.episode_id, config.held_out)]
-    train = [record for record in records if not is_held_out(record.episode_id, config.held_out)]
-    valued = [record for record in dataset.records if not is_held_out(record.episode_id, config.held_out)]
-    if not held or not train:
-        raise DataError(
-            f"{len(records)} episodes to clone are too few to hold some out", where=config.data,
-            remedy="record more episodes",
-        )  # fmt: skip
-    return CloningJob(
-        context, train, valued, held, config.policy_budget,
-        discount=config.algorithm.gamma**config.policy.replan, precision=config.run.precision,
-    )  # fmt: skip
-
-
-def _worth_cloning(record: Record, dataset: Dataset, config: PretrainConfig) -> bool:
-    level, levels = record.extra.get("noise_level"), dataset.info.get("noise")
-    calm = level is None or levels is None or levels[int(level)]["action_noise"] <= config.clone_noise
-    return calm and (record.success or not config.success_only)
-
-
-def _obs_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
-    from .pretraining import obs_model_job
-
-    data = dataset_buffer(context, dataset, config.held_out)
-    _require_batch(data, config.obs_model_budget.batch or config.world_model.obs_model.batch, OBS_MODEL)
-    return obs_model_job(context, data, config.obs_model_budget)
-
-
-def _reward_model_job(config: PretrainConfig, context: Context, dataset: Dataset) -> Any:
-    from .pretraining import reward_model_job
-
-    folder, obs_model = Path(config.out) / OBS_MODEL, None
-    if folder.is_dir():
-        obs_model = context.make_obs_model().eval()
-        load_arrays(obs_model, read_model(folder, OBS_MODEL, context))
-    else:
-        log.warning("reward_model: no obs_model in %s, so it sees real frames alone", config.out)
-    data = dataset_buffer(context, dataset, config.held_out)
-    models = config.world_model
-    batch = config.reward_model_budget.batch or models.reward_model.batch
-    _require_batch(data, batch, REWARD_MODEL)
-    models = replace(models, reward_model=replace(models.reward_model, batch=batch))
-    context = replace(context, world_model_config=models)
-    return reward_model_job(context, data, config.reward_model_budget, obs_model)
 
 
 def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[str, Any]:
@@ -253,6 +239,7 @@ def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[s
 
 
 def _report(config: PretrainConfig, context: Context, dataset: Dataset, out: Path) -> None:
+    from .pretrain_jobs import dataset_buffer
     from .quality import quality_table, report_quality
 
     models = {name: read_model(out / name, name, context) for name in (OBS_MODEL, REWARD_MODEL)}
@@ -262,9 +249,16 @@ def _report(config: PretrainConfig, context: Context, dataset: Dataset, out: Pat
         context, dataset_buffer(context, dataset, config.held_out), models, out / "media",
         horizon=min(longest, context.record_spec.max_decisions),
     )  # fmt: skip
-    card = json.loads((out / POLICY / "card.json").read_text())
-    sys.stdout.write(quality_table(quality))
-    for name, rate in card["success"].items():
+    table = quality_table(quality)
+    facts = {
+        "data": data_facts(dataset, config.data, config.held_out),
+        "models": {name: read_json(out / name / CARD) for name in MODELS},
+        "quality": quality.to_json(),
+    }
+    (out / CARD).write_text(json.dumps(facts, indent=1))
+    (out / PAGE).write_text(together_page(facts, table))
+    sys.stdout.write(table)
+    for name, rate in facts["models"][POLICY]["success"].items():
         sys.stdout.write(
             f"cloned policy, {name}: {100 * rate['rate']:.1f} % of {rate['trials']} held-out starts\n"
         )

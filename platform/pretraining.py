@@ -10,29 +10,22 @@ import logging
 import math
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
-from buffers.memory import MemoryBuffer
 from configs.errors import DataError
 from configs.schema import PretrainBudget
 
 from .acceleration import denormals_flushed
-from .context import Context
-from .model_batches import ObsModelBatches, RewardModelBatches
+from .offline_data import OfflineData
 from .storage import load_tree, new_folder, save_tree
-from .weights import Arrays, module_arrays
-
-if TYPE_CHECKING:
-    from world_models.obs_model import ObservationModel
+from .weights import Arrays, load_arrays, module_arrays
 
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 5.0
-HELD_OUT_ROWS = 512
 HELD_OUT_WINDOWS = 128
 
 
@@ -53,6 +46,10 @@ class Job(Protocol):
         """Weights to keep."""
         ...
 
+    def finish(self, arrays: Arrays) -> Finished:
+        """The last touch on the best weights, and what they are worth on held-out episodes."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Everything to continue from."""
         ...
@@ -60,6 +57,14 @@ class Job(Protocol):
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
         ...
+
+
+@dataclass
+class Finished:
+    """A fitted model as it is written."""
+
+    arrays: Arrays
+    quality: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,7 +83,7 @@ def fit(job: Job, budget: PretrainBudget, scratch: Path) -> Fitted:
     """Run ``job`` until the budget ends or its held-out loss no longer falls; the best weights count.
 
     ``scratch`` holds a checkpoint per look at the held-out loss; a fit that was interrupted goes on from the last one,
-    and removes the folder when done. Raises DataError when the loss is not finite.
+    and one that had ended is not repeated. Raises DataError when the loss is not finite.
     """
     began = time.monotonic()
     fitted, stale, spent = _begin(job, scratch)
@@ -99,7 +104,6 @@ def fit(job: Job, budget: PretrainBudget, scratch: Path) -> Fitted:
         if out_of_time:
             break
     fitted.wall_s = spent + time.monotonic() - began
-    shutil.rmtree(scratch, ignore_errors=True)
     why = "held-out loss stopped falling" if stale >= budget.patience else "budget used"
     log.info(
         "%s: %d updates in %.0f s, held-out loss %.4f -> %.4f (%s)",
@@ -156,9 +160,20 @@ def _say(job: Job, fitted: Fitted, budget: PretrainBudget, stats: dict[str, floa
 class ModelJob:
     """M_obs or M_reward: the trainer of ``world_models.training`` on a buffer that holds the dataset."""
 
-    def __init__(self, name: str, trainer: Any, batches: Any, validate: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        trainer: Any,
+        data: OfflineData,
+        batches: Any,
+        *,
+        validate: Callable[[], float],
+        measure: Callable[[], dict[str, Any]],
+    ) -> None:
+        """``measure`` looks at the averaged weights when they are the best ones, and may calibrate them."""
         self.name = name
-        self._trainer, self._batches, self._validate = trainer, batches, validate
+        self._trainer, self._data, self._batches = trainer, data, batches
+        self._validate, self._measure = validate, measure
 
     def update(self) -> dict[str, float]:
         """One optimizer step."""
@@ -173,69 +188,20 @@ class ModelJob:
         """The averaged weights."""
         return module_arrays(self._trainer.averaged)
 
+    def finish(self, arrays: Arrays) -> Finished:
+        """Measured, and calibrated where the model is."""
+        load_arrays(self._trainer.averaged, arrays)
+        quality = self._measure()
+        return Finished(module_arrays(self._trainer.averaged), quality)
+
     def state(self) -> dict[str, Any]:
-        """The trainer's, and that of its batches."""
-        return {"trainer": self._trainer.state(), "batches": self._batches.state()}
+        """The trainer's, that of its batches, and where the draws stand."""
+        return {
+            "trainer": self._trainer.state(), "batches": self._batches.state(), "data": self._data.state(),
+        }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
         self._trainer.load(state["trainer"])
         self._batches.load(state["batches"])
-
-
-def obs_model_job(context: Context, data: MemoryBuffer, budget: PretrainBudget) -> ModelJob:
-    """Windows of the training split; the held-out loss is the mean over the steps of a chain on own predictions."""
-    from world_models.training import ObsModelTrainer
-
-    config = context.world_model_config.obs_model
-    trainer = ObsModelTrainer(
-        context.make_obs_model(), config, encode=context.vocabulary.encode, seed=context.seed + 31,
-        learning_rate=budget.learning_rate, total_updates=budget.updates,
-    )  # fmt: skip
-    held_out = data.windows(
-        HELD_OUT_WINDOWS,
-        config.history,
-        config.rollout_steps + 1,
-        split="held_out",
-        generator=np.random.default_rng(0),
-    )
-    batches = ObsModelBatches(data, trainer, budget.batch or config.batch, config.history)
-
-    def validate() -> float:
-        return float(np.mean(trainer.validation_loss(held_out)))
-
-    return ModelJob("obs_model", trainer, batches, validate)
-
-
-def reward_model_job(
-    context: Context,
-    data: MemoryBuffer,
-    budget: PretrainBudget,
-    obs_model: ObservationModel | None,
-) -> ModelJob:
-    """Frames labelled by the real outcome, half of them imagined by ``obs_model``; held-out loss on frames of held-out
-    episodes, drawn in the same way.
-    """
-    from world_models.outcomes import OutcomeFrames, imagine_outcomes
-    from world_models.training import RewardModelTrainer
-
-    config, encode = context.world_model_config.reward_model, context.vocabulary.encode
-    trainer = RewardModelTrainer(
-        context.make_reward_model(), config, encode=encode, seed=context.seed + 32,
-        learning_rate=budget.learning_rate, total_updates=budget.updates,
-    )  # fmt: skip
-    fixed = np.random.default_rng(0)
-    held_out = data.outcomes(HELD_OUT_ROWS, split="held_out", balance=True, generator=fixed)
-    parts: list[Any] = [held_out]
-    if obs_model is not None:
-        import torch
-
-        windows = data.windows(
-            HELD_OUT_WINDOWS, context.world_model_config.obs_model.history, config.imagined_steps,
-            split="held_out", generator=fixed,
-        )  # fmt: skip
-        generator = torch.Generator(context.torch_device).manual_seed(0)
-        parts.append(imagine_outcomes(obs_model, windows, encode=encode, generator=generator))
-    judged = OutcomeFrames.joined(parts)
-    batches = RewardModelBatches(context, data, obs_model)
-    return ModelJob("reward_model", trainer, batches, lambda: trainer.validation_loss(judged))
+        self._data.load(state["data"])

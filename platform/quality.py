@@ -61,7 +61,7 @@ def report_quality(
     load_arrays(obs_model, models[OBS_MODEL])
     load_arrays(reward_model, models[REWARD_MODEL])
     config, encode = context.world_model_config, context.vocabulary.encode
-    threshold, history = config.reward_model.threshold, config.obs_model.history
+    threshold, history = reward_model.threshold, config.obs_model.history
     draw = {"split": "held_out", "generator": np.random.default_rng(0)}
     reports = [
         outcome_agreement(
@@ -88,7 +88,7 @@ def film(
     from world_models.film import film_strip, film_video
 
     films = held_out_films(context, real, obs_model, reward_model, horizon=horizon)
-    film_strip(films, folder / "film.png", threshold=context.world_model_config.reward_model.threshold)
+    film_strip(films, folder / "film.png", threshold=reward_model.threshold)
     film_video(films, folder / "film.mp4")
     return ["film.png", "film.mp4"]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from .preflight import check_dataset
 from .progress import ProgressLine, metric_row
 from .self_check import self_check
 from .weights import Arrays, load_arrays, module_arrays
+
+if TYPE_CHECKING:
+    from policies.base import Policy
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +136,10 @@ class Runner:
             else read_model(Path(path), POLICY, context)
         }
         if shares(config).imagines:
-            makers = {OBS_MODEL: context.make_obs_model, REWARD_MODEL: context.make_reward_model}
+            makers: dict[str, Callable[[], Any]] = {
+                OBS_MODEL: context.make_obs_model,
+                REWARD_MODEL: lambda: context.make_reward_model(self._policy_of(first[POLICY])),
+            }
             folder = config.world_model.path
             if folder is None:
                 log.warning("world_model.path is not set: the models start from random weights")
@@ -143,6 +149,11 @@ class Runner:
                     read_model(Path(str(folder)) / name, name, context) if given else module_arrays(make())
                 )
         return first
+
+    def _policy_of(self, arrays: Arrays) -> Policy:
+        policy = self._context.make_policy()
+        load_arrays(policy, arrays)
+        return policy
 
     def _offline_records(self) -> list[Record]:
         """Demonstrations of ``data``; checked against the run before anything starts."""
@@ -162,8 +173,7 @@ class Runner:
         from .envs import make_env
 
         config = self._config
-        policy = self._context.make_policy()
-        load_arrays(policy, arrays)
+        policy = self._policy_of(arrays)
         env = make_env(
             config.env, config.evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan
         )

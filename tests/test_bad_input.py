@@ -180,6 +180,9 @@ OTHERS: dict[str, tuple[str, list[str], str]] = {
     "reward_model batch": ("pretrain", ["reward_model", DATA, *PRETRAIN, "reward_model_budget.batch=100000"], "larger than"),
     "pretrain over a model": ("pretrain", ["policy", DATA, *PRETRAIN, "out={bed}/models"], "never overwritten"),
     "pretrain below a file": ("pretrain", ["policy", DATA, *PRETRAIN, "out={bed}/file/models"], "choose a folder"),
+    "pretrain in FP8": ("pretrain", ["obs_model", DATA, *PRETRAIN, "world_model.obs_model.precision=fp8"], "FP8 needs a GPU"),
+    "distil nothing": ("pretrain", ["obs_model", DATA, *PRETRAIN, "world_model.obs_model.sampler=consistency"], "give world_model.path"),
+    "no policy to look through": ("pretrain", ["reward_model", DATA, *PRETRAIN, "world_model.reward_model.backbone=policy"], "give policy.path"),
     "pretrain nothing calm": ("pretrain", ["policy", DATA, *PRETRAIN, "clone_noise=0"], "record more episodes"),
 }  # fmt: skip
 

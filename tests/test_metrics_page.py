@@ -42,6 +42,7 @@ def test_the_page_names_every_metric(tmp_path: Path) -> None:
     names = written(
         tmp_path / "gipo", "real+imagined", f"data={data}", "run.stop.updates=6", "evaluation.every=4",
         "evaluation.quality_every=20", "world_model.obs_model.every=1", "world_model.reward_model.every=1",
+        "world_model.reward_model.calibration=platt", "world_model.reward_model.hard_negatives=0.25",
     )  # fmt: skip
     names |= written(tmp_path / "ppo", "real", "run.stop.updates=2", "algorithm=ppo")
     names |= written(

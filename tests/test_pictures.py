@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.model_parts import SPEC, Outcomes, encode, make_windows, reward_config
 from tests.test_imagined_env import Brightening, Brightness
-from world_models.calibration import calibration
 from world_models.pictures import feature_distance, ssim
 from world_models.quality import outcome_agreement, reward_quality
+from world_models.reliability import reliability
 from world_models.reward_model import RewardModel
 
 C1, C2 = 6.5025, 58.5225
@@ -89,7 +89,7 @@ def test_reports_follow_the_steps_of_the_windows() -> None:
 
 def test_calibration_by_hand() -> None:
     """Two bins: 0.1 and 0.2 with one success of two, 0.9 twice with two of two."""
-    found = calibration(np.array([0.1, 0.2, 0.9, 0.9]), np.array([True, False, True, True]), bins=2)
+    found = reliability(np.array([0.1, 0.2, 0.9, 0.9]), np.array([True, False, True, True]), bins=2)
     assert (found.said, found.happened) == (pytest.approx([0.15, 0.9]), [0.5, 1.0])
     assert found.frames == [2, 2]
     assert found.error == pytest.approx((0.35 + 0.1) / 2)
@@ -99,7 +99,7 @@ def test_calibration_by_hand() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30))
 def test_calibration_stays_in_bounds(cases: list[tuple[float, bool]]) -> None:
     """Every frame lies in one bin, both errors in [0, 1]."""
-    found = calibration(np.array([p for p, _ in cases]), np.array([s for _, s in cases]))
+    found = reliability(np.array([p for p, _ in cases]), np.array([s for _, s in cases]))
     assert sum(found.frames) == len(cases)
     assert 0 <= found.error <= 1
     assert 0 <= found.brier <= 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,16 @@ Frames = dict[str, Tensor]
 """camera: uint8 ``[..., H, W, 3]``."""
 InstructionEncoder = Callable[[list[str]], NDArray[np.int64]]
 """Instructions to word ids ``[B, W]``; 0 pads."""
+
+
+class Backbone(Protocol):
+    """A module that turns frames and instruction into features: the first layers of a policy."""
+
+    num_features: int
+
+    def __call__(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> Float[Tensor, "B N"]:
+        """Features of {camera: grey levels ``[B, H, W, 3]``, whole or not}."""
+        ...
 
 
 @dataclass(frozen=True)

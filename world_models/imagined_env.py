@@ -15,7 +15,7 @@ from configs.errors import DataError
 from world_models.base import Frames, InstructionEncoder, frames_to_torch, normalized_actions
 from world_models.disagreement import disagreement
 from world_models.obs_model import ObservationModel
-from world_models.reward_model import RewardModel
+from world_models.reward_model import SuccessModel
 
 Images = dict[str, NDArray[np.uint8]]
 
@@ -72,7 +72,7 @@ class ImaginedWorlds:
     def __init__(
         self,
         obs_model: ObservationModel,
-        reward_model: RewardModel,
+        reward_model: SuccessModel,
         *,
         encode: InstructionEncoder,
         threshold: float,
@@ -86,7 +86,8 @@ class ImaginedWorlds:
         self.obs_model = obs_model
         self.reward_model = reward_model
         self._encode = encode
-        self._threshold = threshold
+        self.threshold = threshold
+        """Success probability at which a world terminates."""
         self._reward = REWARDS[reward]
         self._max_disagreement = max_disagreement
         self._device = next(obs_model.parameters()).device
@@ -145,9 +146,9 @@ class ImaginedWorlds:
             after = self._probability[index]
             failed[rows], uncertain[rows] = ~finite, finite & ~certain
             moved = finite & certain
-            earned = self._reward(before, after, self._threshold)
+            earned = self._reward(before, after, self.threshold)
             rewards[rows] = torch.where(torch.from_numpy(moved).to(before.device), earned, 0.0).cpu().numpy()
-            terminated[rows] = (after >= self._threshold).cpu().numpy() & moved
+            terminated[rows] = (after >= self.threshold).cpu().numpy() & moved
             self._running = stepped & ~terminated & ~failed & ~uncertain
         return ImaginedStep(
             self._observation(), rewards, self.probabilities, stepped, terminated, failed, uncertain

@@ -6,7 +6,6 @@ A window of L + S frames has its present at index L - 1; frame L + s is what dec
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
@@ -14,17 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from configs.world_model import ObsModelConfig
+from configs.obs_model import ObsModelConfig
 from world_models.base import Frames, ModelSpec, fold_frames, quantize, unfold_frames
-from world_models.denoiser import Denoiser, ProprioHead
-from world_models.edm import (
-    draw_noise,
-    draw_offset,
-    draw_sigmas,
-    euler_step,
-    karras_sigmas,
-    precondition,
-)
+from world_models.consistency import ConsistencyAim
+from world_models.denoiser import Conditions, Denoiser, ProprioHead
+from world_models.edm import draw_noise, draw_offset, draw_sigmas, karras_sigmas, precondition
+from world_models.samplers import SAMPLERS
 
 PROPRIO_WIDTH = 64
 PROPRIO_SCALE = 50.0
@@ -55,18 +49,23 @@ class ObservationModel(nn.Module):
         """Pixels as uint8 frames ``[B, H, W, 3]``, rounded."""
         return unfold_frames(pixels, self._cameras, self.config.fold)
 
-    def _denoise(
-        self,
-        noisy: Float[Tensor, "B C h w"],
-        sigma: Float[Tensor, " B"],
-        past: Float[Tensor, "B LC h w"],
-        vector: Float[Tensor, "B N"],
-        instruction: Int[Tensor, "B W"],
+    def _evaluate(
+        self, noisy: Float[Tensor, "B C h w"], sigma: Float[Tensor, " B"], conditions: Conditions
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Network output F, and c_skip and c_out ``[B, 1, 1, 1]`` that make the denoised target from it."""
         c = precondition(sigma, self.config.sigma_data, offset_noise=self.config.offset_noise)
         c_in, c_skip, c_out = (value.view(-1, 1, 1, 1) for value in (c.c_in, c.c_skip, c.c_out))
-        return self.denoiser(c_in * noisy, c.c_noise, past, vector, instruction), c_skip, c_out
+        output = self.denoiser(
+            c_in * noisy, c.c_noise, conditions.past, conditions.vector, conditions.instruction
+        )
+        return output, c_skip, c_out
+
+    def denoise(
+        self, noisy: Float[Tensor, "B C h w"], sigma: Float[Tensor, " B"], conditions: Conditions
+    ) -> Float[Tensor, "B C h w"]:
+        """D: the target (the change, or the frame) without its noise."""
+        output, c_skip, c_out = self._evaluate(noisy, sigma, conditions)
+        return c_skip * noisy + c_out * output
 
     def _target_base(self, history: Float[Tensor, "B L C h w"]) -> Float[Tensor, "B C h w"] | float:
         """What the diffused target is measured from."""
@@ -87,18 +86,19 @@ class ObservationModel(nn.Module):
         executed = actions[:, : self.spec.replan]
         next_proprio = self.proprio_head(proprio, executed)
         vector = self.denoiser.conditioner.vector(proprio, next_proprio, executed)
-        past = history.flatten(1, 2)
+        conditions = Conditions(history.flatten(1, 2), vector, instruction)
         rows = proprio.shape[0]
         sigmas = karras_sigmas(
             steps or config.sampling_steps, sigma_min=config.sigma_min, sigma_max=config.sampling_sigma_max
         )
         x = draw_noise((rows, self.denoiser.channels, *self.denoiser.size), generator)
-        if not config.unit_start:
+        if not config.unit_start or config.sampler == "consistency":
             x = x * sigmas[0]
-        for sigma, sigma_next in itertools.pairwise(sigmas):
-            level = torch.full((rows,), sigma, device=x.device)
-            output, c_skip, c_out = self._denoise(x, level, past, vector, instruction)
-            x = euler_step(x, c_skip * x + c_out * output, sigma, sigma_next)
+
+        def denoise(x: Tensor, sigma: float) -> Tensor:
+            return self.denoise(x, torch.full((rows,), sigma, device=x.device), conditions)
+
+        x = SAMPLERS[config.sampler](denoise, x, sigmas, generator)
         return quantize(self._target_base(history) + x), next_proprio
 
     @torch.no_grad()
@@ -150,12 +150,14 @@ class ObservationModel(nn.Module):
         *,
         generator: torch.Generator,
         rollout_model: ObservationModel | None,
+        aim: ConsistencyAim | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """Denoising loss of one transition that is reached on own predictions (multi-step training).
 
         ``frames`` is {camera: uint8 ``[B, L+S, H, W, 3]``}, ``proprio`` ``[B, L+S, P]``. Draws how many decisions n in
         0..S-1 ``rollout_model`` first goes without gradient; then the loss of decision n, over the rows where ``mask``
         has it. Without a rollout model n is 0. Loss: MSE in F's output space plus the proprio's smooth L1 error.
+        With ``aim`` the frame to learn is that of consistency training instead of the real one.
         """
         longest = actions.shape[1] if rollout_model is not None else 1
         chain = int(torch.randint(longest, (1,), generator=generator, device=generator.device))
@@ -172,7 +174,10 @@ class ObservationModel(nn.Module):
             history, present = rollout_model.open_loop(
                 history, present, actions[rows, :chain], words, generator=generator
             )
-        sigma = self._draw_sigmas(rows.shape[0], generator)
+        count = rows.shape[0]
+        levels = (
+            (self._draw_sigmas(count, generator), None) if aim is None else aim.draw_sigmas(count, generator)
+        )
         image, position = self._transition_loss(
             self._disturb(history, generator),
             present,
@@ -180,8 +185,10 @@ class ObservationModel(nn.Module):
             words,
             target=window[:, length + chain] - self._target_base(history),
             target_proprio=proprio[rows, length + chain],
-            sigma=sigma,
+            sigma=levels[0],
             generator=generator,
+            aim=aim,
+            sigma_next=levels[1],
         )
         loss = image.mean() + position.mean()
         stats = {
@@ -221,8 +228,10 @@ class ObservationModel(nn.Module):
         target_proprio: Float[Tensor, "B P"],
         sigma: Float[Tensor, " B"],
         generator: torch.Generator,
+        aim: ConsistencyAim | None = None,
+        sigma_next: Float[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """Loss of frame and proprio per row."""
+        """Loss of frame and proprio per row; ``sigma_next`` comes with ``aim``."""
         executed = actions[:, : self.spec.replan]
         next_proprio = self.proprio_head(proprio, executed)
         # Smooth L1: where an episode ended inside a chunk the arm stopped early; the head cannot know and must
@@ -238,7 +247,10 @@ class ObservationModel(nn.Module):
             noisy = noisy + draw_offset(
                 target.shape[0], target.shape[1], offset_noise=self.config.offset_noise, generator=generator
             )
-        output, c_skip, c_out = self._denoise(noisy, sigma, history.flatten(1, 2), vector, instruction)
+        conditions = Conditions(history.flatten(1, 2), vector, instruction)
+        if aim is not None and sigma_next is not None:
+            target = aim.target(noisy, target, sigma, sigma_next, conditions)
+        output, c_skip, c_out = self._evaluate(noisy, sigma, conditions)
         wanted = (target - c_skip * noisy) / c_out
         return F.mse_loss(output, wanted, reduction="none").mean((1, 2, 3)), proprio_loss
 

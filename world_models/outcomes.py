@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from configs.world_model import RewardModelConfig
+from configs.reward_model import RewardModelConfig
 from world_models.base import (
     InstructionEncoder,
     ModelSpec,
@@ -17,8 +17,10 @@ from world_models.base import (
     frames_to_torch,
     normalized_actions,
 )
+from world_models.calibration import judge_logits
 from world_models.obs_model import ObservationModel
 from world_models.quality import JudgedWindows
+from world_models.reward_model import SuccessModel
 from world_models.training import LabelledFrames
 
 
@@ -108,6 +110,7 @@ class OutcomePool:
             name: np.zeros((config.imagined_pool, *size, 3), np.uint8) for name, size in spec.cameras.items()
         }
         self._label = np.zeros(config.imagined_pool, np.float32)
+        self._believed = np.zeros(config.imagined_pool, np.bool_)
         self._instructions = [""] * config.imagined_pool
         self._next = 0
         self.size = 0
@@ -117,28 +120,45 @@ class OutcomePool:
         """Real frames that a batch needs."""
         return self._config.batch - round(self._config.batch * self._config.imagined_fraction)
 
-    def add(self, obs_model: ObservationModel, windows: JudgedWindows) -> None:
-        """Imagine the windows and keep their frames; the oldest leave."""
+    @property
+    def hard_share(self) -> float:
+        """Share of the pool's failures that were taken for success."""
+        failures = self._label[: self.size] < 0.5
+        return float(self._believed[: self.size][failures].mean()) if failures.any() else 0.0
+
+    def add(
+        self, obs_model: ObservationModel, windows: JudgedWindows, judge: SuccessModel | None = None
+    ) -> None:
+        """Imagine the windows and keep their frames; the oldest leave. ``judge`` says which it takes for success."""
         fresh = imagine_outcomes(obs_model, windows, encode=self._encode, generator=self._torch)
         count = min(len(fresh.label), len(self._label))
         at = (self._next + np.arange(count)) % len(self._label)
         for name, frame in fresh.frames.items():
             self._frames[name][at] = frame[:count]
         self._label[at] = fresh.label[:count]
+        self._believed[at] = False
+        if judge is not None:
+            self._believed[at] = judge_logits(judge, fresh, self._encode)[:count] > 0
         for place, text in zip(at.tolist(), fresh.instructions, strict=False):
             self._instructions[place] = text
         self._next = (self._next + count) % len(self._label)
         self.size = min(self.size + count, len(self._label))
 
     def joined(self, real: LabelledFrames) -> OutcomeFrames:
-        """``real`` with imagined frames to a full batch; while the pool lacks successes or failures, ``real`` alone."""
+        """``real`` with imagined frames to a full batch; while the pool lacks successes or failures, ``real`` alone.
+
+        ``hard_negatives`` of the failures are drawn among those that were taken for success, as far as there are any.
+        """
         wanted = self._config.batch - len(real.label)
         label = self._label[: self.size] > 0.5
         success, failure = np.flatnonzero(label), np.flatnonzero(~label)
         if wanted <= 0 or not len(success) or not len(failure):
             return OutcomeFrames.joined([real])
         half = wanted // 2
-        rows = np.concatenate([self._numpy.choice(success, half), self._numpy.choice(failure, wanted - half)])
+        hard = np.flatnonzero(~label & self._believed[: self.size])
+        many = round(self._config.hard_negatives * (wanted - half)) if len(hard) else 0
+        parts = [self._numpy.choice(success, half), self._numpy.choice(failure, wanted - half - many)]
+        rows = np.concatenate([*parts, self._numpy.choice(hard, many)] if many else parts)
         pool = OutcomeFrames(self._frames, self._instructions, self._label)
         return OutcomeFrames.joined([real, pool.take(rows)])
 
@@ -147,6 +167,7 @@ class OutcomePool:
         return {
             "frames": {name: frame[: self.size].copy() for name, frame in self._frames.items()},
             "label": self._label[: self.size].copy(),
+            "believed": self._believed[: self.size].copy(),
             "instructions": self._instructions[: self.size],
             "next": self._next,
             "torch": self._torch.get_state(),
@@ -159,6 +180,7 @@ class OutcomePool:
         for name, frame in state["frames"].items():
             self._frames[name][: self.size] = frame
         self._label[: self.size] = state["label"]
+        self._believed[: self.size] = state["believed"]
         self._instructions[: self.size] = list(state["instructions"])
         self._next = int(state["next"])
         self._torch.set_state(state["torch"])

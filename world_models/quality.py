@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, UInt8
 from numpy.typing import NDArray
 
 from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
-from world_models.calibration import Calibration, calibration
 from world_models.obs_model import ObservationModel
 from world_models.pictures import feature_distance, psnr, ssim
-from world_models.reward_model import RewardModel
+from world_models.reliability import Reliability, reliability
+from world_models.reward_model import SuccessModel
 from world_models.training import LabelledFrames, TransitionWindows
 
 ROWS = 128
@@ -85,7 +85,7 @@ class RewardQuality:
     """Share of the frames without success that the model calls success."""
     successes: int
     others: int
-    calibration: Calibration
+    calibration: Reliability
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types."""
@@ -104,7 +104,7 @@ class OpenLoop:
 @torch.no_grad()
 def imagine_open_loop(
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     windows: TransitionWindows,
     *,
     encode: InstructionEncoder,
@@ -124,7 +124,7 @@ def imagine_open_loop(
 
 def _imagine_rows(
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     windows: TransitionWindows,
     rows: NDArray[np.int64],
     encode: InstructionEncoder,
@@ -166,7 +166,7 @@ def _imagine_rows(
 
 def outcome_agreement(
     obs_model: ObservationModel,
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     windows: JudgedWindows,
     *,
     encode: InstructionEncoder,
@@ -231,7 +231,7 @@ def _by_step(
 
 
 def _perceptual_by_step(
-    reward_model: RewardModel,
+    reward_model: SuccessModel,
     a: dict[str, NDArray[np.uint8]],
     b: dict[str, NDArray[np.uint8]],
     windows: TransitionWindows,
@@ -258,7 +258,7 @@ def _perceptual_by_step(
 
 @torch.no_grad()
 def reward_quality(
-    reward_model: RewardModel, batch: LabelledFrames, *, encode: InstructionEncoder, threshold: float
+    reward_model: SuccessModel, batch: LabelledFrames, *, encode: InstructionEncoder, threshold: float
 ) -> RewardQuality:
     """M_reward on held-out frames; ratios without a case are 0."""
     device = next(reward_model.parameters()).device
@@ -282,7 +282,7 @@ def judge_scores(scores: NDArray[np.float32], success: NDArray[np.bool_], thresh
         false_success=int((called & ~success).sum()) / max(1, negatives),
         successes=positives,
         others=negatives,
-        calibration=calibration(scores, success),
+        calibration=reliability(scores, success),
     )
 
 

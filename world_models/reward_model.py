@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from configs.world_model import RewardModelConfig
-from world_models.base import Frames, ModelSpec, coordinate_maps, fold_frames
+from configs.reward_model import RewardModelConfig
+from world_models.base import Backbone, Frames, ModelSpec, coordinate_maps, fold_frames
 from world_models.denoiser import mean_of_words
 
 GREY_LEVEL = 2.0 / 255.0
@@ -34,8 +34,8 @@ class FilmStage(nn.Module):
         return x + y if self.residual else y
 
 
-class RewardModel(nn.Module):
-    """Success classifier over single frames. Raises ConfigError where the cameras do not fit the fold."""
+class SuccessModel(nn.Module):
+    """What every reward model is: a logit of success per frame, calibrated where the config says so."""
 
     def __init__(self, spec: ModelSpec, config: RewardModelConfig) -> None:
         super().__init__()
@@ -43,56 +43,62 @@ class RewardModel(nn.Module):
         self.config = config
         self._cameras = tuple(spec.cameras)
         self._use_bfloat16 = config.precision == "bfloat16"
-        size = spec.folded_size(config.fold, multiple=1, where="world_model.reward_model")
-        inputs = len(spec.cameras) * 3 * config.fold**2 + 2
-        self.register_buffer("coordinates", coordinate_maps(*size), persistent=False)
-        self.words = nn.Embedding(spec.num_words, config.width, padding_idx=0)
-        widths = [inputs, *config.channels]
-        self.stages = nn.ModuleList(FilmStage(a, b, config.width) for a, b in itertools.pairwise(widths))
-        # Success is one place in the frame: the strongest response decides; the mean tells what else there is.
-        self.head = nn.Sequential(nn.Linear(2 * config.channels[-1], config.width), nn.SiLU())
-        self.logit = nn.Linear(config.width, 1)
+        if config.calibrated:
+            self.register_buffer("scale", torch.ones(()))
+            self.register_buffer("offset", torch.zeros(()))
+            self.register_buffer("cut", torch.tensor(config.threshold))
 
-    def pixels(self, frames: Frames) -> Float[Tensor, "B C h w"]:
-        """uint8 ``[B, H, W, 3]`` per camera as folded pixels in [-1, 1]."""
-        return fold_frames(frames, self._cameras, self.config.fold)
+    @property
+    def threshold(self) -> float:
+        """Success probability above which an imagined episode terminates."""
+        return float(self.get_buffer("cut")) if self.config.calibrated else self.config.threshold
 
-    def forward(
-        self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]
-    ) -> Float[Tensor, " B"]:
-        """Logit of success."""
+    def calibrate(self, *, scale: float, offset: float, threshold: float) -> None:
+        """From now on the probability is ``sigmoid(scale * logit + offset)``, and success what passes ``threshold``."""
+        for name, value in (("scale", scale), ("offset", offset), ("cut", threshold)):
+            self.get_buffer(name).fill_(value)
+
+    def pixels(self, frames: Frames) -> Tensor:
+        """uint8 ``[B, H, W, 3]`` per camera as pixels in [-1, 1], ``[B, ...]`` in the order that the model takes."""
+        raise NotImplementedError
+
+    def features(self, pixels: Tensor, instruction: Int[Tensor, "B W"]) -> Tensor:
+        """``[B, N]``; inside the caller's autocast."""
+        raise NotImplementedError
+
+    def maps(self, pixels: Tensor, instruction: Int[Tensor, "B W"]) -> list[Tensor]:
+        """``[B, C, h, w]`` each, shallow to deep; inside the caller's autocast."""
+        raise NotImplementedError
+
+    def classify(self, features: Float[Tensor, "B N"]) -> Float[Tensor, " B"]:
+        """Logit of success, float32."""
+        raise NotImplementedError
+
+    def forward(self, pixels: Tensor, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:
+        """Logit of success, as trained: without calibration."""
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16):
-            features = self._features(pixels, instruction)
-        return self.logit(self.head(features.float()))[:, 0]  # type: ignore[no-any-return]
+            features = self.features(pixels, instruction)
+        return self.classify(features.float())
 
-    def _features(
-        self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]
-    ) -> Float[Tensor, "B N"]:
-        # Flattened in memory's order: pooling over (2, 3) would send gradients back in another layout, at twice the cost.
-        cells = self._maps(pixels, instruction)[-1].movedim(1, -1).flatten(1, 2)
-        return torch.cat([cells.amax(1), cells.mean(1)], dim=1)
-
-    def _maps(self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]) -> list[Tensor]:
-        words = mean_of_words(self.words, instruction)
-        coordinates = self.get_buffer("coordinates").expand(pixels.shape[0], -1, -1, -1)
-        x = torch.cat([pixels, coordinates], dim=1).contiguous(memory_format=torch.channels_last)
-        maps = []
-        for stage in self.stages:
-            x = stage(x, words)
-            maps.append(x)
-        return maps
+    @torch.no_grad()
+    def logits(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:
+        """Logits of frames {camera: uint8 ``[B, H, W, 3]``}, without calibration."""
+        return self(self.pixels(frames), instruction)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def feature_maps(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> list[Tensor]:
-        """What each stage makes of frames {camera: uint8 ``[B, H, W, 3]``}: ``[B, C, h, w]``, shallow to deep."""
+        """What the layers make of frames {camera: uint8 ``[B, H, W, 3]``}: ``[B, C, h, w]``, shallow to deep."""
         pixels = self.pixels(frames)
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16):
-            return self._maps(pixels, instruction)
+            return self.maps(pixels, instruction)
 
     @torch.no_grad()
     def probability(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:
         """Probability of success in frames {camera: uint8 ``[B, H, W, 3]``}."""
-        return self(self.pixels(frames), instruction).sigmoid()  # type: ignore[no-any-return]
+        logits = self.logits(frames, instruction)
+        if self.config.calibrated:
+            logits = self.get_buffer("scale") * logits + self.get_buffer("offset")
+        return logits.sigmoid()
 
     def loss(
         self,
@@ -112,6 +118,78 @@ class RewardModel(nn.Module):
         loss = error.mean()
         correct = ((logits > 0) == (labels > 0.5)).float().mean()
         return loss, {"loss": float(loss.detach()), "accuracy": float(correct)}
+
+
+class RewardModel(SuccessModel):
+    """Convolutions of its own. Raises ConfigError where the cameras do not fit the fold."""
+
+    def __init__(self, spec: ModelSpec, config: RewardModelConfig) -> None:
+        super().__init__(spec, config)
+        size = spec.folded_size(config.fold, multiple=1, where="world_model.reward_model")
+        inputs = len(spec.cameras) * 3 * config.fold**2 + 2
+        self.register_buffer("coordinates", coordinate_maps(*size), persistent=False)
+        self.words = nn.Embedding(spec.num_words, config.width, padding_idx=0)
+        widths = [inputs, *config.channels]
+        self.stages = nn.ModuleList(FilmStage(a, b, config.width) for a, b in itertools.pairwise(widths))
+        # Success is one place in the frame: the strongest response decides; the mean tells what else there is.
+        self.head = nn.Sequential(nn.Linear(2 * config.channels[-1], config.width), nn.SiLU())
+        self.logit = nn.Linear(config.width, 1)
+
+    def pixels(self, frames: Frames) -> Float[Tensor, "B C h w"]:
+        """Folded."""
+        return fold_frames(frames, self._cameras, self.config.fold)
+
+    def features(self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]) -> Tensor:
+        """Strongest and mean response of each channel."""
+        # Flattened in memory's order: pooling over (2, 3) would send gradients back in another layout, at twice the cost.
+        cells = self.maps(pixels, instruction)[-1].movedim(1, -1).flatten(1, 2)
+        return torch.cat([cells.amax(1), cells.mean(1)], dim=1)
+
+    def maps(self, pixels: Float[Tensor, "B C h w"], instruction: Int[Tensor, "B W"]) -> list[Tensor]:
+        """Of each stage."""
+        words = mean_of_words(self.words, instruction)
+        coordinates = self.get_buffer("coordinates").expand(pixels.shape[0], -1, -1, -1)
+        x = torch.cat([pixels, coordinates], dim=1).contiguous(memory_format=torch.channels_last)
+        maps = []
+        for stage in self.stages:
+            x = stage(x, words)
+            maps.append(x)
+        return maps
+
+    def classify(self, features: Float[Tensor, "B N"]) -> Float[Tensor, " B"]:
+        """Two layers."""
+        return self.logit(self.head(features))[:, 0]  # type: ignore[no-any-return]
+
+
+class PolicyRewardModel(SuccessModel):
+    """A head on the first layers of the policy, which it owns from then on: both learn their own way."""
+
+    def __init__(self, spec: ModelSpec, config: RewardModelConfig, backbone: Backbone) -> None:
+        super().__init__(spec, config)
+        assert isinstance(backbone, nn.Module)
+        self.backbone = backbone.requires_grad_(not config.freeze_backbone)
+        self.head = nn.Sequential(
+            nn.LayerNorm(backbone.num_features), nn.Linear(backbone.num_features, config.width), nn.SiLU()
+        )
+        self.logit = nn.Linear(config.width, 1)
+
+    def pixels(self, frames: Frames) -> Float[Tensor, "B N H W 3"]:
+        """One camera after the other, in the order of the spec."""
+        return torch.stack([frames[name] for name in self._cameras], dim=1).float() / 127.5 - 1
+
+    def features(self, pixels: Float[Tensor, "B N H W 3"], instruction: Int[Tensor, "B W"]) -> Tensor:
+        """Those of the policy."""
+        views = ((pixels + 1) * 127.5).unbind(1)
+        frames = dict(zip(self._cameras, views, strict=True))
+        return self.backbone(frames, instruction)
+
+    def maps(self, pixels: Float[Tensor, "B N H W 3"], instruction: Int[Tensor, "B W"]) -> list[Tensor]:
+        """The features, as one map of one cell: the policy keeps its layers to itself."""
+        return [self.features(pixels, instruction)[:, :, None, None]]
+
+    def classify(self, features: Float[Tensor, "B N"]) -> Float[Tensor, " B"]:
+        """Two layers on standardised features."""
+        return self.logit(self.head(features))[:, 0]  # type: ignore[no-any-return]
 
 
 def shifted(frames: Frames, most: int, generator: torch.Generator) -> Frames:

@@ -11,10 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from configs.world_model import ObsModelConfig, RewardModelConfig
+from configs.obs_model import ObsModelConfig, Optimizer
+from configs.reward_model import RewardModelConfig
 from world_models.base import InstructionEncoder, array_to_torch, frames_to_torch, normalized_actions
+from world_models.consistency import ConsistencyAim, sample_loss
 from world_models.obs_model import ObservationModel
-from world_models.reward_model import RewardModel
+from world_models.optimizers import OPTIMIZERS, load_into, state_of
+from world_models.reward_model import SuccessModel
 
 WARM_UP = 50
 """Updates over which the learning rate rises from zero."""
@@ -53,7 +56,7 @@ class LabelledFrames(Protocol):
 
 
 class AveragedTrainer:
-    """AdamW on a model with an exponential average of its weights beside it.
+    """An optimizer on a model with an exponential average of its weights beside it.
 
     A loss or gradient that is not finite skips the update and is counted; parameters never become NaN.
     """
@@ -68,6 +71,7 @@ class AveragedTrainer:
         seed: int,
         total_updates: int | None,
         faster: nn.Module | None = None,
+        optimizer: Optimizer = "adamw",
     ) -> None:
         """``total_updates``: length of a warm-up and cosine; None keeps the rate. ``faster``: part with its own rate."""
         from diffusers.training_utils import EMAModel
@@ -79,11 +83,9 @@ class AveragedTrainer:
         self._total = total_updates
         quick = list(faster.parameters()) if faster is not None else []
         known = {id(parameter) for parameter in quick}
-        slow = [parameter for parameter in model.parameters() if id(parameter) not in known]
+        slow = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
         groups = [{"params": slow, "scale": 1.0}, {"params": quick, "scale": PROPRIO_RATE}]
-        self._optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=learning_rate, foreach=True
-        )
+        self._optimizer = OPTIMIZERS[optimizer]([g for g in groups if g["params"]], learning_rate)
         self._ema = EMAModel(model.parameters(), decay=ema_decay, foreach=True)
         # The average is kept in place in the copy's own parameters, so that it can be used at any time.
         self._ema.shadow_params = list(self._averaged.parameters())
@@ -120,15 +122,10 @@ class AveragedTrainer:
 
     def state(self) -> dict[str, Any]:
         """Weights, average, optimizer, counters and random state: tensors and numbers only."""
-        inner = self._optimizer.state_dict()["state"]
         return {
             "model": _clone(self._model.state_dict()),
             "averaged": _clone(self._averaged.state_dict()),
-            "optimizer": {
-                f"{index}.{name}": value.clone()
-                for index, slots in inner.items()
-                for name, value in slots.items()
-            },
+            "optimizer": state_of(self._optimizer),
             "ema_step": self._ema.optimization_step,
             "generator": self.generator.get_state(),
             "updates": self.updates,
@@ -139,12 +136,7 @@ class AveragedTrainer:
         """Continue from ``state`` as if nothing had happened."""
         self._model.load_state_dict(state["model"])
         self._averaged.load_state_dict(state["averaged"])
-        slots: dict[int, dict[str, Tensor]] = {}
-        for key, value in state["optimizer"].items():
-            index, name = key.split(".", 1)
-            slots.setdefault(int(index), {})[name] = value.clone()
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        load_into(self._optimizer, state["optimizer"])
         self._ema.optimization_step = int(state["ema_step"])
         self.generator.set_state(state["generator"])
         self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
@@ -167,8 +159,12 @@ class ObsModelTrainer(AveragedTrainer):
         learning_rate: float | None = None,
         total_updates: int | None = None,
         chains: bool = False,
+        teacher: ObservationModel | None = None,
     ) -> None:
-        """``chains``: train on own predictions from the first update, as suits a model that has been pretrained."""
+        """``chains``: train on own predictions from the first update, as suits a model that has been pretrained.
+
+        ``teacher``: what consistency training distils; without it that trains on the data alone.
+        """
         super().__init__(
             model,
             learning_rate=config.learning_rate if learning_rate is None else learning_rate,
@@ -177,12 +173,16 @@ class ObsModelTrainer(AveragedTrainer):
             seed=seed,
             total_updates=total_updates,
             faster=model.proprio_head,
+            optimizer=config.optimizer,
         )
         self.model = model
         self._first_chain = 0 if chains else config.rollout_start
         self.averaged: ObservationModel = self._averaged  # type: ignore[assignment]
         self._config = config
         self._encode = encode
+        self._aim: ConsistencyAim | None = None
+        if config.sampler == "consistency":
+            self._aim = ConsistencyAim(config, self.averaged, teacher)
 
     @property
     def window_steps(self) -> int:
@@ -193,13 +193,23 @@ class ObsModelTrainer(AveragedTrainer):
         """One optimizer step. Statistics: loss, image_loss, proprio_loss, chain, grad_norm, learning_rate, skipped."""
         chains = self.updates >= self._first_chain
         loss, stats = self.model.loss(
-            *self._tensors(batch), generator=self.generator, rollout_model=self.averaged if chains else None
+            *self._tensors(batch),
+            generator=self.generator,
+            rollout_model=self.averaged if chains else None,
+            aim=self._aim,
         )
         return self._apply(loss, stats)
 
     def validation_loss(self, batch: TransitionWindows) -> list[float]:
-        """Loss of the averaged weights by decision of the windows; the first entry is the one-step loss."""
-        return self.averaged.validation_loss(*self._tensors(batch))
+        """Loss of the averaged weights by decision of the windows; the first entry is the one-step loss.
+
+        In consistency training: how far their frames are from the teacher's, or without one from the real ones.
+        """
+        frames, proprio, actions, mask, words = self._tensors(batch)
+        if self._aim is None:
+            return self.averaged.validation_loss(frames, proprio, actions, mask, words)
+        window = self.averaged.pixels(frames)
+        return sample_loss(self.averaged, self._aim.teacher, window, proprio, actions, mask, words)
 
     def _tensors(self, batch: TransitionWindows) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
         device = self.device
@@ -217,7 +227,7 @@ class RewardModelTrainer(AveragedTrainer):
 
     def __init__(
         self,
-        model: RewardModel,
+        model: SuccessModel,
         config: RewardModelConfig,
         *,
         encode: InstructionEncoder,
@@ -234,7 +244,7 @@ class RewardModelTrainer(AveragedTrainer):
             total_updates=total_updates,
         )
         self.model = model
-        self.averaged: RewardModel = self._averaged  # type: ignore[assignment]
+        self.averaged: SuccessModel = self._averaged  # type: ignore[assignment]
         self._encode = encode
 
     def update(self, batch: LabelledFrames) -> dict[str, float]:
