@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.fields import PositiveFloat, PositiveInt, component
+from configs.libero import LiberoConfig
 
 TaskName = Literal["reach", "push", "pick_place"]
 
@@ -64,4 +65,4 @@ class GymnasiumConfig:
     those that bear neither."""
 
 
-EnvConfig = Annotated[TabletopConfig | GymnasiumConfig, Field(discriminator="kind")]
+EnvConfig = Annotated[TabletopConfig | GymnasiumConfig | LiberoConfig, Field(discriminator="kind")]
