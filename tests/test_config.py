@@ -115,7 +115,10 @@ MISTAKES = [
     ("real hydra.run.dir=x", "hydra is no known key: known here: mode, data, env"),
     ("real env@x=tabletop", "env@x is no known key"),
     ("real sync.zzz=1", "sync.zzz is no known key: known here: batches_per_update, updates_per_publish"),
-    ("real env=tabletopp", "env=tabletopp is no choice: did you mean tabletop? choices: gymnasium, tabletop"),
+    (
+        "real env=tabletopp",
+        "env=tabletopp is no choice: did you mean tabletop? choices: gymnasium, libero_10",
+    ),
     ("real preset=fast", "preset=fast is no choice: choices: "),
     (
         "real imagination.schedule=linear",

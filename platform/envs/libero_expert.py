@@ -170,7 +170,7 @@ class PickAndPlace:
         around = self._shapes.others(data, besides={*self._robot, self._object})
         _, rotation = self._sim.gripper()
         if self._grasp is None or np.linalg.norm(self._centre(points) - self._seen) > NEAR:
-            chosen = choose_grasp(points, around, rotation[:, 1])
+            chosen = choose_grasp(points, around, rotation[:, 0])
             self._relative = chosen.point - self._centre(points), chosen.fingers
         self._seen = self._centre(points)
         offset, fingers = self._relative
@@ -216,9 +216,9 @@ class PickAndPlace:
     def _turn(self, rotation: Vector) -> Vector:
         """``[3]`` axis times angle, in the world, to the orientation that the grasp needs."""
         assert self._grasp is not None
-        fingers = self._grasp.fingers * (1 if self._grasp.fingers @ rotation[:, 1] >= 0 else -1)
+        fingers = self._grasp.fingers * (1 if self._grasp.fingers @ rotation[:, 0] >= 0 else -1)
         down = np.array([0.0, 0.0, -1.0])
-        wanted = np.stack([np.cross(fingers, down), fingers, down], axis=1)
+        wanted = np.stack([fingers, np.cross(down, fingers), down], axis=1)
         return _rotation_vector(wanted @ rotation.T)
 
     def _towards(self, goal: Vector, grip: float) -> Vector:

@@ -17,7 +17,7 @@ DEPTH = 0.035
 RIM_DEPTH = 0.025
 WALL = 0.004
 """How far inside of its outermost points a rim is held."""
-FLOOR = 0.012
+FLOOR = 0.014
 """Nearer to the object's bottom the fingers never go."""
 HAND_ABOVE = 0.06
 """Above the fingertips by this much the hand begins, which is wider than the fingers."""

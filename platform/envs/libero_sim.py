@@ -135,7 +135,9 @@ class LiberoSim:
         return values.astype(np.float32)
 
     def gripper(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Position ``[3]`` and rotation matrix ``[3, 3]`` of the point between the fingertips."""
+        """Position ``[3]`` and rotation matrix ``[3, 3]`` of the point between the fingertips: the fingers lie along
+        its first axis, the hand points along its third.
+        """
         site = self._robot.eef_site_id
         return np.array(self.data.site_xpos[site]), np.array(self.data.site_xmat[site]).reshape(3, 3)
 
