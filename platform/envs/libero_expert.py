@@ -167,9 +167,9 @@ class PickAndPlace:
     def _choose(self) -> Grasp:
         data = self._sim.data
         points = self._shapes.of(data, self._object)
-        around = self._shapes.others(data, besides={*self._robot, self._object})
-        _, rotation = self._sim.gripper()
         if self._grasp is None or np.linalg.norm(self._centre(points) - self._seen) > NEAR:
+            around = self._shapes.others(data, besides={*self._robot, self._object})
+            _, rotation = self._sim.gripper()
             chosen = choose_grasp(points, around, rotation[:, 0])
             self._relative = chosen.point - self._centre(points), chosen.fingers
         self._seen = self._centre(points)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
-CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
+SPACING, MOST_PER_EDGE = 0.02, 16
+"""Metres between points on a box, as far as this many on an edge reach: a finger must not fit between them unseen."""
 RIM = 12
 """Points around a round shape."""
 MESH_POINTS = 300
@@ -75,14 +76,24 @@ def _points(model: Any, geom: int) -> Points | None:
         vertices: Points = np.array(model.mesh_vert[begin : begin + count], np.float64)
         return vertices[:: max(1, count // MESH_POINTS)]
     if kind == types.mjGEOM_BOX:
-        return CORNERS * size
+        return _box(size)
     if kind in (types.mjGEOM_CYLINDER, types.mjGEOM_CAPSULE):
         return _round(size[0], size[1] + (size[0] if kind == types.mjGEOM_CAPSULE else 0.0))
     if kind == types.mjGEOM_SPHERE:
         return _round(size[0], size[0])
     if kind == types.mjGEOM_ELLIPSOID:
-        return CORNERS * size * 0.6
+        return _box(0.6 * size)
     return None
+
+
+def _box(half: Points) -> Points:
+    """On the surface of a box of these half lengths."""
+    counts = np.clip(np.ceil(2 * half / SPACING).astype(int) + 1, 2, MOST_PER_EDGE)
+    axes = [np.linspace(-length, length, count) for length, count in zip(half, counts, strict=True)]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+    outside = (np.abs(grid) >= half * (1 - 1e-9)).any(axis=1)
+    surface: Points = grid[outside]
+    return surface
 
 
 def _round(radius: float, half_height: float) -> Points:
