@@ -181,9 +181,8 @@ class TrialRunner:
         if self._env is None or suite != self._suite:
             self.close()
             policy = self._bench.config.policy
-            self._env = _guarded(
-                make_env_here, self._bench.envs[suite], 1, chunk=policy.chunk, replan=policy.replan
-            )
+            # A package or a graphics library that is missing is missing for every trial: the command ends with it.
+            self._env = make_env_here(self._bench.envs[suite], 1, chunk=policy.chunk, replan=policy.replan)
             self._suite = suite
         return self._env
 

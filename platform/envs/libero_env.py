@@ -15,6 +15,7 @@ from configs.libero import LiberoConfig
 from .base import EnvSpec, Immediate, Observation, StepResult
 from .groups import grouped_env
 from .lanes import OverlappedEnv
+from .libero_package import choose_graphics
 from .libero_sim import LiberoSim
 from .libero_suites import LiberoTask, chosen_tasks, init_states, libero_spec
 
@@ -35,12 +36,17 @@ class LiberoDecisionEnv(Immediate):
     """N slots in this process, stepped one after the other; only the frame after a chunk is drawn.
 
     A seed of −1−k starts from init state k. Success is the only reward: 1 at the env step that brings it.
+
+    Raises:
+        EnvError: LIBERO is missing, or has no such suite or task.
+        ResourceError: nothing can draw here.
     """
 
     def __init__(self, config: LiberoConfig, num_slots: int, *, chunk: int, replan: int) -> None:
         assert 1 <= replan <= chunk, f"replan={replan}, chunk={chunk}"
         super().__init__()
         self.spec = libero_spec(config)
+        choose_graphics(config.renderer)
         self.num_slots = num_slots
         self.chunk = chunk
         self.replan = replan
@@ -197,8 +203,6 @@ def make_libero(config: LiberoConfig, num_slots: int, *, chunk: int, replan: int
     Raises:
         EnvError, ResourceError: as ``LiberoSim``, as far as it can be told before a task is made.
     """
-    from .libero_package import choose_graphics
-
     spec: EnvSpec = libero_spec(config)
     choose_graphics(config.renderer)
 
