@@ -33,7 +33,7 @@ class Expert(Protocol):
 
 
 class _Tabletop:
-    noise = np.ones(3, np.float32)
+    noise: Actions = np.ones(3, np.float32)
 
     def __init__(self, env: DecisionEnv) -> None:
         from .envs.decision import TabletopDecisionEnv

@@ -37,7 +37,9 @@ Seen = dict[str, Any]
 
 def observation_space(spec: EnvSpec) -> spaces.Dict:
     """``images`` {camera: uint8 ``[H, W, 3]``}, ``proprio`` ``[8]``, ``instruction``."""
-    images = {name: spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in spec.cameras.items()}
+    images: dict[str, spaces.Space[Any]] = {
+        name: spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in spec.cameras.items()
+    }
     longest = max(len(text) for text in spec.instructions)
     return spaces.Dict(
         {

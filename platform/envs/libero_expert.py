@@ -244,7 +244,7 @@ def _rotation_vector(matrix: Vector) -> Vector:
 class LiberoExpert:
     """Chunks of the demonstrator for the slots of an environment in this process."""
 
-    noise = np.array([1, 1, 1, 0.5, 0.5, 0.5, 1], np.float32)
+    noise: NDArray[np.float32] = np.array([1, 1, 1, 0.5, 0.5, 0.5, 1], np.float32)
     """Turning by chance throws off a grasp more than moving by chance."""
 
     def __init__(self, env: LiberoDecisionEnv) -> None:

@@ -73,8 +73,7 @@ def quiet_robosuite() -> None:
         assert spec.loader is not None
         macros = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(macros)
-        macros.FILE_LOGGING_LEVEL = None  # type: ignore[attr-defined]
-        macros.CONSOLE_LOGGING_LEVEL = "ERROR"  # type: ignore[attr-defined]
+        vars(macros).update(FILE_LOGGING_LEVEL=None, CONSOLE_LOGGING_LEVEL="ERROR")
         sys.modules["robosuite.macros"] = macros
         logging.getLogger("robosuite_logs").propagate = False
         import robosuite

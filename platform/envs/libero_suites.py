@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -178,14 +177,8 @@ def _read_torch(path: Path) -> NDArray[np.float64]:
     """The original LIBERO's files: numpy arrays saved by torch, read by its unpickler that knows nothing else."""
     import torch
 
-    safe: Sequence[Any] = [
-        np.ndarray, np.dtype, np.dtypes.Float64DType,
-        _numpy_core().multiarray._reconstruct, _numpy_core().multiarray.scalar,
-    ]  # fmt: skip
-    with torch.serialization.safe_globals(list(safe)):
+    reconstruct: Any = np.array(0.0).__reduce__()[0]
+    scalar: Any = np.float64(0).__reduce__()[0]
+    safe: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.float64)), reconstruct, scalar]
+    with torch.serialization.safe_globals(safe):
         return np.asarray(torch.load(path, weights_only=True), np.float64)
-
-
-def _numpy_core() -> Any:
-    """Where numpy keeps what its pickles name: renamed in its second version."""
-    return np._core if hasattr(np, "_core") else np.core  # type: ignore[attr-defined]
