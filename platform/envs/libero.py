@@ -159,9 +159,15 @@ class LiberoVectorEnv(VectorEnv[Seen, NDArray[np.float32], NDArray[Any]]):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Seen, Info]:
         """Start an episode in every world; world i takes ``seed + i``, or the i-th entry of what is a sequence."""
-        super().reset(seed=seed if isinstance(seed, int) else None, options=options)
-        seeds = [seed + row for row in range(self.num_envs)] if isinstance(seed, int) else list(seed or [])
-        self._start(np.arange(self.num_envs), seeds or [None] * self.num_envs, options)
+        seeds: Sequence[int | None] = [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            super().reset(seed=int(seed))
+            seeds = [int(seed) + row for row in range(self.num_envs)]
+        elif seed is not None:
+            seeds = seed
+        if len(seeds) != self.num_envs:
+            raise EnvError(f"{len(seeds)} seeds for {self.num_envs} worlds", remedy="give one seed per world")
+        self._start(np.arange(self.num_envs), seeds, options)
         return self._observation(), self._info(np.zeros(self.num_envs, np.bool_))
 
     def step(
