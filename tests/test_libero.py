@@ -266,7 +266,8 @@ def test_without_libero_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_evaluation_of_the_expert_and_a_crash_in_one_trial(tmp_path: Path) -> None:
     """The command as a user starts it; a worker that is killed in its first trial makes an error row, the rest is whole."""
     code = (
-        "import os, sys; from platform.evaluate import run; from platform.envs import libero_env; "
+        "import os\n"
+        "from platform.envs import libero_env\n"
         "start = libero_env._Slot.start\n"
         "def crash(slot, task, seed):\n"
         "    if seed == -1: os.kill(os.getpid(), 9)\n"
