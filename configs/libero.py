@@ -41,7 +41,7 @@ class LiberoConfig:
     """Env steps until truncation; none takes the suite's own budget (220, 280, 300, 520, 400)."""
     processes: PositiveInt = 2
     """Slots are dealt out to this many processes; the slots of one process step one after the other."""
-    kept_tasks: PositiveInt = 2
-    """Simulators that a slot keeps for tasks that it had before; making one takes seconds and a few hundred MB."""
+    kept_tasks: PositiveInt = 1
+    """Simulators that a slot keeps, one per task that it had last: making one takes seconds, keeping one a GB or more."""
     renderer: Literal["auto", "egl", "osmesa"] = "auto"
     """What draws: EGL on a GPU, OSMesa on the CPU; ``auto`` tries both in this order. ``MUJOCO_GL`` in the environment wins."""

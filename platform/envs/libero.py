@@ -50,7 +50,7 @@ def observation_space(spec: EnvSpec) -> spaces.Dict:
     )
 
 
-def action_space(spec: EnvSpec) -> spaces.Box:
+def action_space(spec: EnvSpec) -> spaces.Space[NDArray[np.float32]]:
     """Change of the gripper's pose (6) and closing it (1), in [-1, 1]."""
     return spaces.Box(-1, 1, (spec.action_dim,), np.float32)
 

@@ -71,7 +71,7 @@ class PickAndPlace:
         self._robot = {self._shapes.root(hand)}
         self._phase = self._approach
         self._grasp: Grasp | None = None
-        self._held_at = np.zeros(3)
+        self._seen, self._held_at = np.zeros(3), np.zeros(3)
         self._waited = 0
 
     def _target_of(self, env: Any, goal: str) -> tuple[int, bool]:

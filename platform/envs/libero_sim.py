@@ -217,7 +217,8 @@ class LiberoSim:
                 remedy=f"trials go from 0 to {self.trials - 1}",
             )  # fmt: skip
         assert self._states is not None
-        state, size = self._states[trial], 1 + self.model.nq + self.model.nv
+        state: NDArray[np.float64] = self._states[trial]
+        size = 1 + self.model.nq + self.model.nv
         if len(state) != size:
             raise DataError(
                 f"an init state of {self.task.name} has {len(state)} numbers, its model {size}",
