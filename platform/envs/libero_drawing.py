@@ -16,6 +16,8 @@ CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 COLLISION, VISUAL = 0, 1
 """robosuite's groups of shapes."""
 MOST_SHAPES = 1000
+LEAST_PIXELS = 64
+"""Smaller frames are drawn at this size and resized: at 32 px OSMesa left the last rows unwritten."""
 
 
 class Drawing:
@@ -25,6 +27,7 @@ class Drawing:
     """
 
     def __init__(self, model: Any, cameras: list[str], size: int, drawn_at: int, *, effects: bool) -> None:
+        drawn_at = max(drawn_at, LEAST_PIXELS)
         self._model, self._size, self._drawn_at = model, size, drawn_at
         self._cameras = {
             name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, CAMERAS[name]) for name in cameras
