@@ -18,7 +18,7 @@ setup: system .venv/.stamp
 .venv/.stamp: pyproject.toml platform/reverie_platform.pth
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 found: install one, or set PYTHON" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,libero]'
 	touch $@
 
 # MuJoCo draws without a display through OSMesa.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.fields import PositiveFloat, PositiveInt, component
+from configs.libero import LiberoConfig
 
 TaskName = Literal["reach", "push", "pick_place"]
 
@@ -73,4 +74,6 @@ class RecordedConfig:
     """Dataset folder that ``python -m platform.demos import`` wrote; its cameras, sizes, instructions and action range count."""
 
 
-EnvConfig = Annotated[TabletopConfig | GymnasiumConfig | RecordedConfig, Field(discriminator="kind")]
+EnvConfig = Annotated[
+    TabletopConfig | GymnasiumConfig | LiberoConfig | RecordedConfig, Field(discriminator="kind")
+]

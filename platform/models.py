@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.errors import CheckpointError
 
-from .context import Context, require_same
+from .context import POLICY, Context, require_same
 from .model_card import CARD, PAGE, card_page
 from .storage import new_folder, read_json, verify_part
 from .weights import Arrays
@@ -127,3 +127,15 @@ def read_model(folder: Path, name: str, context: Context) -> Arrays:
         raise CheckpointError(
             "model.safetensors is missing or torn", where=str(folder), remedy="use another copy"
         ) from error
+
+
+def read_policy(folder: Path, context: Context) -> tuple[Context, Arrays]:
+    """A policy's weights with the context of its own vocabulary, which may know more instructions than the environment has.
+
+    Raises CheckpointError as ``read_model``.
+    """
+    stored = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    spec = stored.get("spec", {}) if isinstance(stored, dict) else {}
+    known = spec.get("instructions") if isinstance(spec, dict) else None
+    speaking = context.speaking(tuple(known)) if known else context
+    return speaking, read_model(folder, POLICY, speaking)

@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 
 from configs.errors import CheckpointError
-from configs.schema import TrainConfig
+from configs.system import RunConfig
 
 from .storage import disk_errors
 
 
-def new_run_folder(config: TrainConfig) -> Path:
+def new_run_folder(run: RunConfig) -> Path:
     """Make ``run.dir``, or ``outputs/<name>/<date>_<time>``.
 
     Raises CheckpointError when it is there and not empty, ResourceError when it cannot be made.
     """
-    given = config.run.dir
-    folder = Path(given) if given else Path("outputs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S")
+    given = run.dir
+    folder = Path(given) if given else Path("outputs") / run.name / time.strftime("%Y-%m-%d_%H-%M-%S")
     if folder.is_dir() and any(folder.iterdir()):
         raise CheckpointError(
             "the run directory is not empty and is never overwritten", where=str(folder),

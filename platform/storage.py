@@ -84,11 +84,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _write_manifest(folder: Path) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    hashes = {str(p.relative_to(folder)): _sha256(p) for p in files}
+    hashes = {str(p.relative_to(folder)): file_sha256(p) for p in files}
     (folder / MANIFEST).write_text(json.dumps({"layout": LAYOUT, "sha256": hashes}, indent=1))
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of one file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_CHUNK):
@@ -138,7 +139,7 @@ def _verify(folder: Path, prefix: str) -> None:
         )
     for name, digest in data["sha256"].items():
         path = folder / name
-        if name.startswith(prefix) and (not path.is_file() or _sha256(path) != digest):
+        if name.startswith(prefix) and (not path.is_file() or file_sha256(path) != digest):
             raise CheckpointError(f"{name} is missing or torn", where=str(folder), remedy="use another copy")
 
 

@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     if config.run.resume is not None:
         return _resume(config)
     check_plan(config)
-    folder = new_run_folder(config)
+    folder = new_run_folder(config.run)
     try:
         with disk_errors(folder):
             (folder / "config.yaml").write_text(to_yaml(config))

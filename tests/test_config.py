@@ -118,7 +118,7 @@ MISTAKES = [
     ("real sync.zzz=1", "sync.zzz is no known key: known here: batches_per_update, updates_per_publish"),
     (
         "real env=tabletopp",
-        "env=tabletopp is no choice: did you mean tabletop? choices: gymnasium, recorded, tabletop",
+        "env=tabletopp is no choice: did you mean tabletop? choices: gymnasium, libero_10",
     ),
     ("real preset=fast", "preset=fast is no choice: choices: "),
     (
