@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from buffers.reverb_link import ReverbLink
-from buffers.reverb_process import ServerProcess, hash_checkpoint, verify_checkpoint
+from buffers.reverb_process import ServerProcess, hash_checkpoint, link_checkpoint, verify_checkpoint
 from buffers.reverb_tables import TableSpec
 from configs.errors import CheckpointError, ConfigError, ReplayError
 from configs.replay import ReverbConfig
+
+SAVED = "saved"
+"""Folder of the checkpoints that are kept."""
 
 
 class ReverbHome:
@@ -107,10 +110,13 @@ class ReverbHome:
 
     def checkpoint(self, *, lasting: bool) -> dict[str, Any]:
         """Have the server write one; what ``load`` needs to find it. ``lasting``: it belongs to one of the run."""
-        path = Path(self.link.checkpoint())
+        written = Path(self.link.checkpoint())
         self._checkpointed = time.monotonic()
         if self._process is None:
-            return {"address": self._config.address, "path": str(path)}
+            return {"address": self._config.address, "path": str(written)}
+        # The server itself keeps its newest only.
+        path = self.folder / SAVED / written.name
+        link_checkpoint(written, path)
         before, self._newest = self._newest, path
         if lasting:
             self._lasting.append(path)

@@ -17,7 +17,6 @@ from configs.errors import CheckpointError, ReplayError, ResourceError
 
 START_TIMEOUT_S = 180.0
 """TensorFlow alone takes seconds to import, far more on a busy machine."""
-LOG = "server.log"
 _CHUNK = 1 << 20
 
 
@@ -26,13 +25,13 @@ class ServerProcess:
 
     def __init__(self, tables: list[TableSpec], folder: Path, *, port: int, checkpoint: Path | None) -> None:
         """From ``checkpoint`` (a folder that Reverb wrote) if given. ResourceError when it does not come up."""
-        self._folder = folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if checkpoint is not None:
             link_checkpoint(checkpoint, folder / checkpoint.name)
-        log = (folder / LOG).open("w")
-        with log:
+        # Beside the folder: Reverb deletes what it takes for older checkpoints in it, by name.
+        self._log = folder.with_name(f"{folder.name}.log")
+        with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "buffers.reverb_server", str(folder), str(port)],
                 stdin=subprocess.PIPE,
@@ -69,11 +68,10 @@ class ServerProcess:
                 return
 
     def _failed(self, what: str) -> ResourceError:
-        log = self._folder / LOG
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        said = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return ResourceError(
             f"the Reverb server {what}: {said[-1] if said else 'it said nothing'}",
-            where=str(log),
+            where=str(self._log),
             remedy="see there, or use buffers.backend=memory",
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from buffers.memory import MemoryBuffer
+from buffers.replay import ReplayBuffer
 
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .weights import Arrays, load_arrays
@@ -46,7 +46,7 @@ class ModelQuality:
 
 def report_quality(
     context: Context,
-    real: MemoryBuffer,
+    real: ReplayBuffer,
     models: dict[str, Arrays],
     folder: Path,
     *,
@@ -80,7 +80,7 @@ def report_quality(
 
 
 def film(
-    context: Context, real: MemoryBuffer, obs_model: Any, reward_model: Any, folder: Path, *, horizon: int,
+    context: Context, real: ReplayBuffer, obs_model: Any, reward_model: Any, folder: Path, *, horizon: int,
 ) -> list[str]:  # fmt: skip
     """Held-out episodes, real above imagined under the same actions: a strip and a video."""
     from world_models.film import Film, film_strip, film_video

@@ -84,11 +84,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _write_manifest(folder: Path) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    hashes = {str(p.relative_to(folder)): _sha256(p) for p in files}
+    hashes = {str(p.relative_to(folder)): file_hash(p) for p in files}
     (folder / MANIFEST).write_text(json.dumps({"layout": LAYOUT, "sha256": hashes}, indent=1))
 
 
-def _sha256(path: Path) -> str:
+def manifest_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 by file, as written when the folder was; empty where it has no manifest that can be read."""
+    try:
+        data = read_json(folder / MANIFEST)
+    except CheckpointError:
+        return {}
+    return dict(data["sha256"]) if isinstance(data, dict) and data.get("layout") == LAYOUT else {}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_CHUNK):
@@ -138,8 +148,23 @@ def _verify(folder: Path, prefix: str) -> None:
         )
     for name, digest in data["sha256"].items():
         path = folder / name
-        if name.startswith(prefix) and (not path.is_file() or _sha256(path) != digest):
+        if name.startswith(prefix) and (not path.is_file() or file_hash(path) != digest):
             raise CheckpointError(f"{name} is missing or torn", where=str(folder), remedy="use another copy")
+
+
+def save_arrays_file(path: Path, arrays: dict[str, Any]) -> None:
+    """Write named arrays as one safetensors file."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+
+
+def load_arrays_file(path: Path) -> dict[str, Any]:
+    """Read what ``save_arrays_file`` wrote."""
+    from safetensors.numpy import load_file
+
+    arrays: dict[str, Any] = load_file(path)
+    return arrays
 
 
 def save_tree(folder: Path, name: str, tree: Any) -> None:

@@ -17,7 +17,7 @@ from ..metrics import Averages
 from ..ranks import Colleague, RankWorker
 from ..replicas import ReplicaLost
 from ..role import Role, State
-from .base import Health
+from .base import ANSWER_S, Health
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,7 +27,6 @@ REQUESTS_AT_ONCE = 64
 """Threads of an inference replica for the requests that wait; calls of the host have threads of their own."""
 CALLS_AT_ONCE = 4
 POLL_S = 0.25
-ANSWER_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 5.0
 
@@ -35,20 +34,21 @@ CONNECT_TIMEOUT_S = 5.0
 class ServiceProxy:
     """Has the methods of the service that lives in an actor; each call waits for its answer."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name, self._actor = name, actor
+    def __init__(self, name: str, actor: Any, answer_s: float = ANSWER_S) -> None:
+        self._name, self._actor, self._answer_s = name, actor, answer_s
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
             raise AttributeError(method)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _answers({self._name: self._actor.call.remote(method, *args, **kwargs)})[self._name]
+            asked = {self._name: self._actor.call.remote(method, *args, **kwargs)}
+            return _answers(asked, answer_s=self._answer_s)[self._name]
 
         return call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ServiceProxy, (self._name, self._actor))
+        return (ServiceProxy, (self._name, self._actor, self._answer_s))
 
 
 class InferenceProxy:
@@ -113,6 +113,8 @@ class RayHost:
         self._ranks: dict[str, Any] = {}
         self._roles: dict[str, Any] = {}
         self._serving: set[str] = set()
+        self._answer_s = ANSWER_S
+        """Of the slowest service."""
         self._health: dict[str, Health] = {}
         self._last_look = 0.0
         self._averages = Averages()
@@ -144,15 +146,19 @@ class RayHost:
             )  # fmt: skip
         log.info("Ray is up after %.1f s", time.monotonic() - began)
 
-    def place_service(self, name: str, build: Callable[[], T]) -> T:
-        """An actor that answers one call at a time."""
+    def place_service(
+        self, name: str, build: Callable[[], T], *, calls_at_once: int = 1, answer_s: float = ANSWER_S
+    ) -> T:
+        """An actor."""
         import ray
 
         from .actors import ServiceActor
 
-        actor = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0).remote(build)
+        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": calls_at_once}
+        actor = ray.remote(ServiceActor).options(**options).remote(build)
         self._services[name] = actor
-        return cast(T, ServiceProxy(name, actor))
+        self._answer_s = max(self._answer_s, answer_s)
+        return cast(T, ServiceProxy(name, actor, answer_s))
 
     def place_role(
         self, name: str, build: Callable[[], Role], *, serves: bool = False, own_gpu: bool = False
@@ -263,7 +269,8 @@ class RayHost:
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
-        _answers({name: actor.call.remote("load", states[name]) for name, actor in self._services.items()})
+        asked = {name: actor.call.remote("load", states[name]) for name, actor in self._services.items()}
+        _answers(asked, answer_s=self._answer_s)
         for name in [name for name in self._serving if name not in states]:
             log.warning(
                 "%s has no state in the checkpoint, since it had died: it starts its noise anew", name
@@ -279,7 +286,7 @@ class RayHost:
 
     def _of_roles(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Answers of those that live; the death of one that is not spare ends the run by its name."""
-        return _answers(asked, self._let_go)
+        return _answers(asked, self._let_go, answer_s=self._answer_s)
 
     def health(self) -> list[Health]:
         """As of the last look."""
@@ -315,14 +322,16 @@ def require_cluster(address: str) -> None:
         ) from error  # fmt: skip
 
 
-def _answers(asked: dict[str, Any], spare: Callable[[str], bool] = lambda _: False) -> dict[str, Any]:
+def _answers(
+    asked: dict[str, Any], spare: Callable[[str], bool] = lambda _: False, *, answer_s: float = ANSWER_S
+) -> dict[str, Any]:
     """Wait for each; a dead or silent actor ends the run by its name, unless it is dead and ``spare``."""
     import ray
 
     answers = {}
     for name, ref in asked.items():
         try:
-            answers[name] = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
+            answers[name] = ray.get(ref, timeout=answer_s)
         except ray.exceptions.RayActorError as error:
             if not spare(name):
                 raise RoleFailure(f"the process of {name} died: {_cause(error)}", where=name) from error

@@ -10,7 +10,7 @@ from configs.errors import ReverieError, RoleFailure
 from ..metrics import BusyClock
 from ..ranks import Colleague, RankWorker
 from ..role import Role, State
-from .base import Health
+from .base import ANSWER_S, Health
 
 T = TypeVar("T")
 
@@ -26,7 +26,9 @@ class SerialHost:
         self._clocks: dict[str, BusyClock] = {}
         self._progress: dict[str, int] = {}
 
-    def place_service(self, name: str, build: Callable[[], T]) -> T:
+    def place_service(
+        self, name: str, build: Callable[[], T], *, calls_at_once: int = 1, answer_s: float = ANSWER_S
+    ) -> T:
         """Build it here."""
         service = build()
         self._services[name] = service
