@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from buffers.batches import OutcomeBatch, StartBatch, WindowBatch
 from buffers.gather import gather_outcomes, gather_starts, gather_windows
@@ -163,9 +163,10 @@ class ReverbDraws:
 
 
 def _join(batches: list[StartBatch]) -> StartBatch:
-    def joined(name: str) -> NDArray[np.generic]:
-        return np.concatenate([getattr(batch, name) for batch in batches])
-
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(batch, name) for batch in batches])
+        for name in ("proprio", "seeds", "ids", "t", "remaining", "success_within", "demonstration")
+    }
     return StartBatch(
         frames={
             camera: np.concatenate([batch.frames[camera] for batch in batches])
@@ -173,10 +174,5 @@ def _join(batches: list[StartBatch]) -> StartBatch:
         },
         instructions=[text for batch in batches for text in batch.instructions],
         tasks=[text for batch in batches for text in batch.tasks],
-        **{
-            name: joined(name)
-            for name in (
-                "proprio", "seeds", "ids", "t", "remaining", "success_within", "demonstration",
-            )
-        },  # type: ignore[arg-type]
-    )  # fmt: skip
+        **joined,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from buffers.reverb_link import ReverbLink
 from buffers.reverb_process import ServerProcess, hash_checkpoint, link_checkpoint, verify_checkpoint
 from buffers.reverb_tables import TableSpec
-from configs.errors import CheckpointError, ConfigError, ReplayError
+from configs.errors import CheckpointError, ConfigError, ReplayError, ReverieError
 from configs.replay import ReverbConfig
 
 SAVED = "saved"
@@ -60,7 +60,11 @@ class ReverbHome:
             longest=self._longest,
             death=lambda: None if process is None else process.death(),
         )
-        self._require_tables(link, address)
+        try:
+            self._require_tables(link, address)
+        except ReverieError:
+            self.close()
+            raise
         return link
 
     def _new_folder(self) -> Path:

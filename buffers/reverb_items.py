@@ -83,7 +83,7 @@ def store_of_windows(spec: RecordSpec, drawn: Sequence[tuple[Item, Sampled]]) ->
     store = RowStore(spec, sum(len(data[ROW]) for data in datas))
     for name in names:
         if name not in (SERIAL, ROW, AT):
-            np.concatenate([data[name] for data in datas], out=store.arrays[name])
+            store.arrays[name][:] = np.concatenate([data[name] for data in datas])
     counts = [len(data[ROW]) for data in datas]
     offsets = np.cumsum([0, *counts[:-1]])
     firsts = offsets - np.array([data[ROW][0] for data in datas])

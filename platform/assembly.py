@@ -114,18 +114,18 @@ class Services:
 def place_services(host: Host, config: TrainConfig, context: Context, folder: Path) -> Services:
     """Weight store and both buffers; ``folder``: of the run, for what a backend keeps on disk."""
     buffers = config.buffers
-    place = partial(
-        host.place_service, calls_at_once=calls_at_once(buffers), answer_s=max(ANSWER_S, answer_s(buffers))
-    )
+    calls, wait_s = calls_at_once(buffers), max(ANSWER_S, answer_s(buffers))
     # One more than the run keeps, and one that was written while a role did not pause.
     make = partial(
         make_buffer, context.record_spec, buffers,
         folder=folder / "replay", keep=config.run.keep_checkpoints + 2,
     )  # fmt: skip
+    real = partial(make, "real", seed=context.seed + 11)
+    imagined = partial(make, "imagined", seed=context.seed + 12)
     return Services(
         host.place_service("store", WeightStore),
-        place("b_real", partial(make, "real", seed=context.seed + 11)),
-        place("b_img", partial(make, "imagined", seed=context.seed + 12)),
+        host.place_service("b_real", real, calls_at_once=calls, answer_s=wait_s),
+        host.place_service("b_img", imagined, calls_at_once=calls, answer_s=wait_s),
     )
 
 

@@ -154,8 +154,8 @@ class RayHost:
 
         from .actors import ServiceActor
 
-        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": calls_at_once}
-        actor = ray.remote(ServiceActor).options(**options).remote(build)
+        options = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0, max_concurrency=calls_at_once)
+        actor = options.remote(build)
         self._services[name] = actor
         self._answer_s = max(self._answer_s, answer_s)
         return cast(T, ServiceProxy(name, actor, answer_s))
