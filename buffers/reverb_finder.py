@@ -1,12 +1,14 @@
 """Finding one whole record on a Reverb server, which draws but never looks up.
 
 The table ``records`` hands out its item of highest priority. New items have their number as priority: so the newest comes
-first, tells its key, and sinks to priority 0. An item whose key is known is raised above all others, read, and sinks again.
+first, tells its key, and sinks. An item whose key is known is raised above all others, read, and sinks again. After a restart
+nobody knows a key any more: so items sink lower than all that sank before, and those of earlier times come up again.
 Each record is thus read once before it can be looked up, and from then on in one draw.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 from buffers.records import Record, RecordSpec
@@ -30,6 +32,8 @@ class Finder:
         self._cache: OrderedDict[int, Record] = OrderedDict()
         """By serial number."""
         self._bytes = 0
+        self._bottom = _bottom()
+        """Priority of the items whose key is known."""
 
     def find(self, key: int, ledger: Ledger, link: ReverbLink) -> Record | None:
         """The record, not to be changed; None when the server has lost it."""
@@ -41,7 +45,8 @@ class Finder:
             if not link.info()[self._table].current_size:
                 return None
             sampled = self._top(link)
-            if sampled[0].priority < Ledger.order(serial):
+            if self._serial(sampled) in self._keys:
+                # The highest of all is one that sank, so every item has told its key.
                 return None
             record = self._learn(sampled, ledger, link)
             if record is not None and self._serial(sampled) == serial:
@@ -62,6 +67,7 @@ class Finder:
     def forget_keys(self) -> None:
         """Another server: its priorities are those of its checkpoint."""
         self._keys.clear()
+        self._bottom = _bottom()
 
     def _top(self, link: ReverbLink) -> Sampled:
         return link.sample(self._table, 1)[0]
@@ -72,7 +78,7 @@ class Finder:
         if key is None:
             link.mutate(self._table, {}, [sampled[0].key])
             return None
-        link.mutate(self._table, {sampled[0].key: 0.0})
+        link.mutate(self._table, {sampled[0].key: self._bottom})
         self._keys[serial] = sampled[0].key
         record = record_of(self._spec, ledger.items[key], sampled)
         self._cache[serial] = record
@@ -86,3 +92,8 @@ class Finder:
 
     def _cost(self, record: Record) -> int:
         return (record.length + 1) * stored_row_bytes(self._spec)
+
+
+def _bottom() -> float:
+    """Below that of any time before."""
+    return 1.0 / time.time()

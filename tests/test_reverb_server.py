@@ -84,6 +84,7 @@ def test_a_killed_server_is_started_again_and_says_what_was_lost(
     assert isinstance(buffer, ReverbBuffer)
     kept = [make_record(SPEC, number, 4 + number, success=True) for number in range(2)]
     buffer.extend(kept)
+    assert_same_record(kept[0], buffer.get(0))
     state = buffer.state()
     sample = buffer.admit(1, Admission(100))[0].sample_id
     lost = buffer.append(make_record(SPEC, 2, 8), sample)
@@ -104,6 +105,9 @@ def test_a_killed_server_is_started_again_and_says_what_was_lost(
     buffer.release(lease.lease_id)
     buffer.append(make_record(SPEC, 3, 8))
     assert buffer.stats()["items"] == 3
+    buffer._finder._cache.clear()
+    for key, record in enumerate(kept):
+        assert_same_record(record, buffer.get(key))
 
     buffer.load(state)
     assert buffer.ids() == [0, 1]
