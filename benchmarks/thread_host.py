@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from platform.hosts.actors import RoleActor
-from platform.hosts.base import Health
+from platform.hosts.base import ANSWER_S, Health
 from platform.ranks import Colleague, RankWorker
 from platform.role import Role, State
 from typing import Any, TypeVar
@@ -20,7 +20,9 @@ class ThreadHost:
     def __init__(self) -> None:
         self._actors: dict[str, RoleActor] = {}
 
-    def place_service(self, name: str, build: Callable[[], T]) -> T:
+    def place_service(
+        self, name: str, build: Callable[[], T], *, calls_at_once: int = 1, answer_s: float = ANSWER_S
+    ) -> T:
         """Here."""
         return build()
 

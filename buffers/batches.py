@@ -51,6 +51,8 @@ class WindowBatch:
     """``[B]`` records."""
     t: NDArray[np.int64]
     """``[B]`` index of the first decision in its record."""
+    probability: NDArray[np.float64] | None = None
+    """``[B]``: of drawing this window, where the buffer draws by priority."""
 
 
 @dataclass

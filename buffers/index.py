@@ -59,16 +59,25 @@ class RowIndex:
         """Rows of a kind."""
         return len(self._sets[kind, split])
 
-    def draw(self, kind: Kind, split: Split, count: int, generator: np.random.Generator) -> Rows:
-        """``count`` uniform rows; ReplayError when there are none of that kind."""
-        rows = self._sets[kind, split]
-        if count and not len(rows):
+    def rows(self, kind: Kind, split: Split) -> Rows:
+        """Rows of a kind, in no particular order."""
+        return self._sets[kind, split].state().astype(np.int64)
+
+    def require(self, kind: Kind, split: Split) -> None:
+        """ReplayError when there is no row of that kind."""
+        if not self.count(kind, split):
             raise ReplayError(
                 f"there is no {kind} row in the {split} split",
                 where="replay buffer",
                 remedy="add such episodes first (held_out sets the held-out share)",
             )
-        return rows.draw(count, generator) if count else np.empty(0, np.int64)
+
+    def draw(self, kind: Kind, split: Split, count: int, generator: np.random.Generator) -> Rows:
+        """``count`` uniform rows; ReplayError when there are none of that kind."""
+        if not count:
+            return np.empty(0, np.int64)
+        self.require(kind, split)
+        return self._sets[kind, split].draw(count, generator)
 
     def draw_outcomes(
         self, split: Split, count: int, generator: np.random.Generator, *, balance: bool

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from buffers.lifecycle import Lifecycle
 from buffers.samples import Gate
-from buffers.shelf import Shelf
+from buffers.shelf import Item
+
+
+class Holdings(Protocol):
+    """What is known of stored records, wherever they lie."""
+
+    items: dict[int, Item]
+
+    def made_since(self, item: Item, version: int) -> int:
+        """Decisions of ``item``, those that were cut off left out, that ``version`` or a later one made."""
+        ...
+
+    def cut(self, item: Item, oldest: int) -> int:
+        """Cut off the decisions that versions before ``oldest`` made; how many."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ def _by_group(candidates: list[Candidate]) -> list[_Group]:
     ]
 
 
-def candidates(shelf: Shelf, lifecycle: Lifecycle, gate: Gate, *, prefer_recent: bool) -> list[Candidate]:
+def candidates(shelf: Holdings, lifecycle: Lifecycle, gate: Gate, *, prefer_recent: bool) -> list[Candidate]:
     """What could be lent, the least used first and the first (or last) admitted among those."""
     ids = lifecycle.buffered_ids(ordered=gate.ordered)
     if prefer_recent:
@@ -92,7 +107,7 @@ def candidates(shelf: Shelf, lifecycle: Lifecycle, gate: Gate, *, prefer_recent:
     return offered
 
 
-def expire_stale(shelf: Shelf, lifecycle: Lifecycle, gate: Gate) -> int:
+def expire_stale(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
     """What the gate does not let through leaves: whole samples, or their first decisions. Decisions that left."""
     items = [shelf.items[key] for key in lifecycle.buffered_ids()]
     stale = [item for item in items if item.oldest_version < gate.oldest]
@@ -106,7 +121,7 @@ def expire_stale(shelf: Shelf, lifecycle: Lifecycle, gate: Gate) -> int:
     return dropped + _expire(shelf, lifecycle, [item.id for item in expiring])
 
 
-def make_room(shelf: Shelf, lifecycle: Lifecycle, offered: Sequence[Candidate], missing: int) -> int:
+def make_room(shelf: Holdings, lifecycle: Lifecycle, offered: Sequence[Candidate], missing: int) -> int:
     """Where nothing is under way and older samples fill every place, as many of them leave, oldest first, as the missing
     on-policy decisions need: else these would never come. Decisions that left.
     """
@@ -115,7 +130,7 @@ def make_room(shelf: Shelf, lifecycle: Lifecycle, offered: Sequence[Candidate], 
     return _expire(shelf, lifecycle, lifecycle.surplus(older, max(1, lacking))) if missing else 0
 
 
-def _expire(shelf: Shelf, lifecycle: Lifecycle, ids: list[int]) -> int:
+def _expire(shelf: Holdings, lifecycle: Lifecycle, ids: list[int]) -> int:
     """Decisions that left."""
     items = [shelf.items[key] for key in lifecycle.expire(ids)]
     return sum(item.length - item.cut for item in items)

@@ -8,40 +8,45 @@ Arguments and results are plain dataclasses and arrays: the buffer works the sam
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
 from buffers.gather import gather_outcomes, gather_records, gather_starts, gather_windows
-from buffers.index import SPLITS, Kind, Split, is_held_out
+from buffers.index import SPLITS, Split, is_held_out
 from buffers.lending import candidates, choose, expire_stale, make_room
-from buffers.lifecycle import Lifecycle
+from buffers.limiter import check_limiter
 from buffers.records import Record, RecordSpec
-from buffers.samples import Admission, Admitted, Gate, SampleState, Stock, Traffic
-from buffers.shelf import Shelf, bytes_per_row
+from buffers.samples import Admitted, Gate, SampleState, Stock, Traffic
+from buffers.sampling import check_priorities
+from buffers.shelf import Shelf, bytes_per_row, plan_spill
+from buffers.spill import spill_folder
+from buffers.supply import Supply
 from configs.errors import ConfigError, DataError, ReplayError
 from configs.system import BufferConfig
 
 __all__ = ["Admitted", "Lease", "MemoryBuffer", "OutcomeBatch", "StartBatch", "Stock", "WindowBatch"]
 
 
-class MemoryBuffer:
+class MemoryBuffer(Supply):
     """``B_real`` or ``B_img``. Thread-safe. Oldest records leave when room is needed, leased ones never.
 
     A record given without a ``sample_id`` is a sample that was never admitted. Demonstrations are no samples: the policy
     learner never gets them, the models do.
     """
 
-    def __init__(self, spec: RecordSpec, config: BufferConfig, *, seed: int, name: str) -> None:
-        """ConfigError when ``config.max_bytes`` has no room for one episode of ``spec.max_decisions``."""
-        self.spec = spec
-        self.name = name
-        self._config = config
-        self.row_bytes = bytes_per_row(spec)
+    def __init__(
+        self, spec: RecordSpec, config: BufferConfig, *, seed: int, name: str, spill_dir: str | None = None
+    ) -> None:
+        """ConfigError when ``config.max_bytes`` has no room for one episode of ``spec.max_decisions``, when
+        ``config.memory_bytes`` has none for what never leaves memory, or when the limiter could only wait. ResourceError
+        when frames cannot spill into ``spill_dir``.
+        """
+        super().__init__(spec, config, name=name)
+        self.row_bytes = bytes_per_row(spec, config.sampling)
         """What one row costs; a record of T decisions takes T + 1."""
         capacity = config.max_bytes // self.row_bytes
         longest = spec.max_decisions + 1
@@ -51,53 +56,16 @@ class MemoryBuffer:
                 where=f"buffers.{name}.max_bytes",
                 remedy=f"give at least {longest * self.row_bytes}",
             )
-        self._shelf = Shelf(spec, capacity)
-        self._lifecycle = Lifecycle(config.reuse_limit, spec.max_decisions)
+        if config.limiter is not None:
+            check_limiter(
+                config.limiter,
+                longest=spec.max_decisions,
+                capacity=capacity * spec.max_decisions // longest,
+                where=f"buffers.{name}.limiter",
+            )
+        spill = plan_spill(spec, config, capacity, folder=spill_folder(spill_dir), name=name)
+        self._shelf = Shelf(spec, capacity, config.sampling, spill)
         self._generator = np.random.default_rng(seed)
-        self._traffic = Traffic()
-        self._lock = threading.RLock()
-
-    def admit(self, wanted: int, admission: Admission, owner: str = "") -> list[Admitted]:
-        """At most ``wanted`` samples that the collector ``owner`` may start: as many as admission allows (see
-        ``Lifecycle.room``).
-        """
-        with self._lock:
-            return self._lifecycle.admit(wanted, admission, owner)
-
-    def room(self, admission: Admission) -> int:
-        """Samples that admission would allow now; samples stored without being admitted fill places too."""
-        with self._lock:
-            return self._lifecycle.room(admission)
-
-    def running_before(self, version: int) -> int:
-        """Running samples that were started under an earlier version."""
-        with self._lock:
-            return self._lifecycle.running_before(version)
-
-    def oldest_version(self) -> int | None:
-        """Oldest version of a decision that runs, waits or is lent; None when there is none."""
-        with self._lock:
-            return self._lifecycle.oldest()
-
-    def advance(self, version: int) -> None:
-        """The policy learner published ``version``: a new budget begins (see ``Lifecycle.advance``)."""
-        with self._lock:
-            self._lifecycle.advance(version)
-
-    def fail(self, sample_ids: Sequence[int]) -> None:
-        """Admitted or running samples end without a record; their places are free again."""
-        with self._lock:
-            self._lifecycle.fail(sample_ids)
-
-    def reissue(self, sample_ids: Sequence[int] | None = None) -> None:
-        """Running samples (all by default) are admitted again, to collectors that come next, with attempt + 1."""
-        with self._lock:
-            self._lifecycle.reissue(sample_ids)
-
-    def reissue_of(self, owner: str) -> int:
-        """The same for the samples that run at the collector ``owner``, which died; how many."""
-        with self._lock:
-            return self._lifecycle.reissue_of(owner)
 
     def append(self, record: Record, sample_id: int | None = None) -> int:
         """Store a copy; its id (``sample_id`` if given: that sample must be running, in the record's attempt).
@@ -125,6 +93,7 @@ class MemoryBuffer:
             )
         split: Split = "held_out" if is_held_out(record.episode_id, self._config.held_out) else "train"
         with self._lock:
+            self._await_insert(record.length)
             if sample_id is not None:
                 self._lifecycle.check_store(sample_id, record.attempt)
             start, victims = self._shelf.plan(record.length, self._lifecycle.leased_ids())
@@ -139,6 +108,7 @@ class MemoryBuffer:
                 self._traffic.completed += 1
                 self._traffic.completed_decisions += record.length
             self._shelf.put(key, start, record, split)
+            self._inserted(record.length)
         return key
 
     def lease(self, decisions: int, *, prefer_recent: bool = False, gate: Gate | None = None) -> Lease | None:
@@ -176,15 +146,6 @@ class MemoryBuffer:
         with self._lock:
             self._lifecycle.release(lease_id)
 
-    def available_decisions(self) -> int:
-        """Decisions that could be leased now."""
-        return self.stock().available
-
-    def stock(self) -> Stock:
-        """What the policy learner could get, holds, and may expect."""
-        with self._lock:
-            return self._lifecycle.stock()
-
     def windows(
         self,
         batch: int,
@@ -195,15 +156,36 @@ class MemoryBuffer:
         episode_start: bool = False,
         generator: np.random.Generator | None = None,
     ) -> WindowBatch:
-        """``batch`` windows with uniform start decisions (``episode_start``: only decision 0 of episodes).
+        """``batch`` windows, their start decisions drawn by the buffer's sampling (``episode_start``: uniform over decision
+        0 of episodes).
 
-        ReplayError when the split is empty. Without ``generator`` the buffer's own is used.
+        Those of the train split wait for the limiter. ReplayError when the split is empty. Without ``generator`` the
+        buffer's own is used.
         """
         assert history >= 1
         with self._lock:
-            kind: Kind = "first" if episode_start else "decision"
-            rows = self._shelf.index.draw(kind, split, batch, self._rng(generator))
-            return gather_windows(self._shelf.rows, self._shelf.items, rows, history, steps)
+            if split == "train":
+                self._await_sample(batch)
+            rng, probability = self._rng(generator), None
+            if episode_start:
+                rows = self._shelf.index.draw("first", split, batch, rng)
+            else:
+                rows, probability = self._shelf.sampling.draw(split, batch, rng)
+            windows = gather_windows(self._shelf.rows, self._shelf.items, rows, history, steps)
+            windows.probability = probability
+            return windows
+
+    def prioritise(
+        self, ids: NDArray[np.int64], t: NDArray[np.int64], priorities: NDArray[np.float64]
+    ) -> int:
+        """New priorities of the windows at decisions ``t`` of records ``ids``, all ``[B]``; how many were still stored.
+
+        Of a window that is named twice the last priority counts. DataError for a priority that is negative or not finite
+        (then none changes), ReplayError where the buffer does not draw by priority.
+        """
+        check_priorities(priorities, where=f"buffer {self.name}")
+        with self._lock:
+            return self._shelf.prioritise(ids, t, priorities)
 
     def starts(
         self,
@@ -285,6 +267,7 @@ class MemoryBuffer:
                 "held_out_items": sum(item.split == "held_out" for item in self._shelf.items.values()),
                 "bytes": self._shelf.used_rows * self.row_bytes,
                 "capacity_bytes": self._shelf.rows.capacity * self.row_bytes,
+                "lost_items": 0,
                 "decisions": sum(decisions.values()),
                 "train_decisions": decisions["train"],
                 "held_out_decisions": decisions["held_out"],
@@ -299,9 +282,8 @@ class MemoryBuffer:
         with self._lock:
             return {
                 "shelf": self._shelf.state(),
-                "lifecycle": self._lifecycle.state(),
                 "generator": self._generator.bit_generator.state,
-                "traffic": asdict(self._traffic),
+                **self._supply_state(),
             }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -311,9 +293,8 @@ class MemoryBuffer:
         """
         with self._lock:
             self._shelf.load(state["shelf"], where=f"buffers.{self.name}")
-            self._lifecycle.load(state["lifecycle"])
+            self._load_supply(state)
             self._generator.bit_generator.state = state["generator"]
-            self._traffic = Traffic(**state["traffic"])
 
     def close(self) -> None:
         """Free the memory; the buffer cannot be used any more."""

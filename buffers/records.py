@@ -113,7 +113,14 @@ class Record:
 
     def check(self, spec: RecordSpec, *, where: str = "record") -> None:
         """Raise DataError, naming the array, unless every array has the spec's shape and dtype and is finite."""
-        T, K, D = self.length, spec.chunk, spec.action_dim
+        for name in ("proprio", "tokens", "log_probs", "valid", "rewards", "values", "version"):
+            if not isinstance(getattr(self, name), np.ndarray):
+                raise DataError(
+                    f"{name} is {type(getattr(self, name)).__name__}",
+                    where=where,
+                    remedy="give a numpy array",
+                )
+        T, K, D = len(self.tokens) if self.tokens.ndim else 0, spec.chunk, spec.action_dim
         if not 1 <= T <= spec.max_decisions:
             raise DataError(
                 f"record has {T} decisions", where=where, remedy=f"give between 1 and {spec.max_decisions}"
@@ -136,6 +143,8 @@ class Record:
         for camera, (height, width) in spec.cameras.items():
             wanted.append((f"images[{camera}]", self.images[camera], (T + 1, height, width, 3), np.uint8))
         for name, array, shape, dtype in wanted:
+            if not isinstance(array, np.ndarray):
+                raise DataError(f"{name} is {type(array).__name__}", where=where, remedy="give a numpy array")
             if array.shape != shape or array.dtype != dtype:
                 raise DataError(
                     f"{name} is {array.dtype}{list(array.shape)}",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from buffers.columns import Arrays, columns
+from buffers.columns import IMAGE_PREFIX, Arrays, Column, columns
 from buffers.records import RecordSpec
+from buffers.spill import SpilledColumn
 from configs.errors import ReplayError
 
 Rows = NDArray[np.int64]
@@ -24,18 +27,33 @@ def row_bytes(spec: RecordSpec) -> int:
     return own + sum(column.row_bytes for column in columns(spec))
 
 
+def frame_bytes(spec: RecordSpec) -> int:
+    """Of them in frames."""
+    return sum(column.row_bytes for column in columns(spec) if column.name.startswith(IMAGE_PREFIX))
+
+
+@dataclass(frozen=True)
+class Spill:
+    """Which frames lie on disk."""
+
+    folder: Path
+    rows_in_memory: int
+
+
 class RowStore:
     """Preallocated columns. A record lies in T + 1 rows in a row and never wraps around the end.
 
     Pages that were never written cost no memory (numpy allocates lazily).
     """
 
-    def __init__(self, spec: RecordSpec, capacity: int) -> None:
+    def __init__(self, spec: RecordSpec, capacity: int, spill: Spill | None = None) -> None:
         self.capacity = capacity
         self.head = 0
         """Row after the newest record: where the next one is tried."""
         self.columns = columns(spec)
-        self.arrays: Arrays = {c.name: np.empty((capacity, *c.shape), c.dtype) for c in self.columns}
+        self.arrays: dict[str, NDArray[Any] | SpilledColumn] = {
+            column.name: _allocate(column, capacity, spill) for column in self.columns
+        }
         self.item: Rows = np.full(capacity, FREE, np.int64)
         """Record that a row belongs to."""
         self.start: NDArray[np.int32] = np.empty(capacity, np.int32)
@@ -45,8 +63,14 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, touched or not."""
+        """Bytes of all arrays, touched or not, in memory and on disk."""
         return sum(a.nbytes for a in [*self.arrays.values(), self.item, self.start, self.length])
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Of them on disk."""
+        spilled = [a for a in self.arrays.values() if isinstance(a, SpilledColumn)]
+        return sum(a.nbytes - a.memory_bytes for a in spilled)
 
     def plan(self, rows: int, pinned: AbstractSet[int]) -> tuple[int, list[int]]:
         """Where a record of ``rows`` rows goes, and which records (the oldest) must leave first; changes nothing.
@@ -100,6 +124,11 @@ class RowStore:
         self.start[start:end] = start
         self.length[start:end] = length
 
+    def clear(self) -> None:
+        """Forget every record."""
+        self.item[:] = FREE
+        self.head = 0
+
     def free(self, start: int, length: int) -> None:
         """Forget the record of ``length`` decisions at ``start``."""
         self.item[start : start + length + 1] = FREE
@@ -113,6 +142,14 @@ class RowStore:
     def _items(self, start: int, end: int) -> list[int]:
         found = np.unique(self.item[start:end])
         return [int(item) for item in found if item != FREE]
+
+
+def _allocate(column: Column, capacity: int, spill: Spill | None) -> NDArray[Any] | SpilledColumn:
+    if spill is None or not column.name.startswith(IMAGE_PREFIX):
+        return np.empty((capacity, *column.shape), column.dtype)
+    return SpilledColumn(
+        capacity, column.shape, column.dtype, in_memory=spill.rows_in_memory, folder=spill.folder
+    )
 
 
 class RowSet:

@@ -5,23 +5,51 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from buffers.columns import Facts, join_record, split_record
-from buffers.index import RowIndex, Split
+from buffers.index import SPLITS, RowIndex, Split
 from buffers.records import Record, RecordSpec
-from buffers.rows import Rows, RowStore, row_bytes
-from configs.errors import CheckpointError
+from buffers.rows import Rows, RowStore, Spill, frame_bytes, row_bytes
+from buffers.sampling import ROW_BYTES, make_sampling
+from configs.errors import CheckpointError, ConfigError
+from configs.replay import SamplingConfig, UniformSamplingConfig
+from configs.system import BufferConfig
 
 ITEM_BYTES = 1024
 """Upper estimate of the Python objects of one record (facts, lifecycle row, dictionary slots)."""
 
 
-def bytes_per_row(spec: RecordSpec) -> int:
+UNIFORM = UniformSamplingConfig()
+
+
+def bytes_per_row(spec: RecordSpec, sampling: SamplingConfig = UNIFORM) -> int:
     """All that one row costs. A record has two rows or more, so half of its Python objects is charged to each."""
-    return row_bytes(spec) + RowIndex.BYTES_PER_ROW + ITEM_BYTES // 2
+    return row_bytes(spec) + RowIndex.BYTES_PER_ROW + ROW_BYTES[type(sampling)] + ITEM_BYTES // 2
+
+
+def plan_spill(
+    spec: RecordSpec, config: BufferConfig, capacity: int, *, folder: Path, name: str
+) -> Spill | None:
+    """Which of ``capacity`` rows have their frames on disk, so that the rest fits into ``config.memory_bytes``; None when
+    all fit. ConfigError when not even what is no frame does.
+    """
+    if config.memory_bytes is None:
+        return None
+    frames = frame_bytes(spec)
+    always = capacity * (bytes_per_row(spec, config.sampling) - frames)
+    if always > config.memory_bytes:
+        raise ConfigError(
+            f"memory_bytes={config.memory_bytes} is less than the {always} bytes that never leave memory",
+            where=f"buffers.{name}.memory_bytes",
+            remedy=f"give at least {always}, or lower buffers.{name}.max_bytes",
+        )
+    in_memory = (config.memory_bytes - always) // frames
+    return Spill(folder, in_memory) if in_memory < capacity else None
 
 
 @dataclass(slots=True)
@@ -64,10 +92,18 @@ class Item:
 class Shelf:
     """Records in a RowStore, oldest first."""
 
-    def __init__(self, spec: RecordSpec, capacity: int) -> None:
+    def __init__(
+        self,
+        spec: RecordSpec,
+        capacity: int,
+        sampling: SamplingConfig = UNIFORM,
+        spill: Spill | None = None,
+    ) -> None:
         self._spec = spec
-        self.rows = RowStore(spec, capacity)
+        self.rows = RowStore(spec, capacity, spill)
         self.index = RowIndex(capacity)
+        self.sampling = make_sampling(sampling, self.index, self.rows)
+        self._sampling_kind = sampling.kind
         self.items: dict[int, Item] = {}
         """In the order of storing."""
 
@@ -94,12 +130,14 @@ class Shelf:
             key, start, record.length, int(versions[-1]), split, facts, oldest_version=int(versions[0])
         )
         self.index.add(split, start, record.length, success=facts.success, is_first=facts.is_first)
+        self.sampling.add(split, np.arange(start, start + record.length))
 
     def remove(self, key: int) -> None:
         """Forget a record."""
         item = self.items.pop(key)
         facts = item.facts
         self.index.remove(item.split, item.start, item.length, success=facts.success, is_first=facts.is_first)
+        self.sampling.remove(item.split, np.arange(item.start, item.start + item.length))
         self.rows.free(item.start, item.length)
 
     def made_since(self, item: Item, version: int) -> int:
@@ -137,6 +175,18 @@ class Shelf:
         rows: Rows = starts[which] + drawn - (ends - lengths)[which]
         return rows
 
+    def prioritise(self, ids: Rows, t: Rows, priorities: NDArray[np.float64]) -> int:
+        """See ``MemoryBuffer.prioritise``."""
+        found: dict[Split, dict[int, float]] = {split: {} for split in SPLITS}
+        for key, decision, priority in zip(ids.tolist(), t.tolist(), priorities.tolist(), strict=True):
+            item = self.items.get(key)
+            if item is not None and 0 <= decision < item.length:
+                found[item.split][item.start + decision] = priority
+        for split, chosen in found.items():
+            rows = np.fromiter(chosen.keys(), np.int64, len(chosen))
+            self.sampling.prioritise(split, rows, np.fromiter(chosen.values(), np.float64, len(chosen)))
+        return sum(len(chosen) for chosen in found.values())
+
     def state(self) -> dict[str, Any]:
         """Arrays and JSON types from which ``load`` continues exactly, row for row."""
         used = self._used()
@@ -147,6 +197,7 @@ class Shelf:
             "items": [item.to_json() for item in self.items.values()],
             "columns": {name: array[used] for name, array in self.rows.arrays.items()},
             "index": self.index.state(),
+            "sampling": {"kind": self._sampling_kind, **self.sampling.state()},
         }
 
     def load(self, state: dict[str, Any], *, where: str) -> None:
@@ -164,9 +215,15 @@ class Shelf:
                 where=where,
                 remedy="resume with the max_bytes of the checkpoint",
             )
+        if state["sampling"]["kind"] != self._sampling_kind:
+            raise CheckpointError(
+                f"checkpoint draws by {state['sampling']['kind']}, this buffer by {self._sampling_kind}",
+                where=where,
+                remedy="resume with the sampling of the checkpoint",
+            )
         items = [Item.from_json(data) for data in state["items"]]
         self.items = {item.id: item for item in items}
-        self.rows = RowStore(self._spec, state["capacity"])
+        self.rows.clear()
         for item in items:
             self.rows.claim(item.id, item.start, item.length)
         used = self._used()
@@ -174,6 +231,7 @@ class Shelf:
             array[used] = state["columns"][name]
         self.rows.head = state["head"]
         self.index.load(state["index"])
+        self.sampling.load(state["sampling"])
 
     def _used(self) -> Rows:
         spans = [np.arange(item.start, item.start + item.length + 1) for item in self.items.values()]

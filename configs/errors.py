@@ -48,6 +48,10 @@ class ReplayError(ReverieError):
     """A replay buffer asked for something that it can never give, or that did not come in time."""
 
 
+class ReplayTimeout(ReplayError):
+    """A call that waited as long as it may."""
+
+
 class ResourceError(ReverieError):
     """The machine lacks something: disk, permission, memory, a GPU."""
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from configs.errors import ConfigError
 from configs.fields import Fraction, NaturalFloat, NaturalInt, PositiveFloat, PositiveInt, Seed, component
+from configs.replay import LimiterConfig, ReverbConfig, SamplingConfig, UniformSamplingConfig
 
 Niceness = Annotated[int, Field(ge=0, le=19)]
 
@@ -18,17 +19,36 @@ class BufferConfig:
     """One replay buffer."""
 
     max_bytes: PositiveInt = 1_000_000_000
-    """Memory that the buffer may take."""
+    """Bytes that the buffer may take, in memory and on disk together."""
+    memory_bytes: PositiveInt | None = None
+    """Of them in memory; frames beyond lie in a memory-mapped file. None keeps all in memory."""
     reuse_limit: PositiveInt = 2
     """Times a sample may be committed by the policy learner."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of episodes that the models never train on."""
+    sampling: SamplingConfig = field(default_factory=UniformSamplingConfig)
+    """How decisions are drawn to begin a window."""
+    limiter: LimiterConfig | None = None
+    """Paces draws of training windows against insertions. None lets neither wait for the other."""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None and self.memory_bytes > self.max_bytes:
+            raise ConfigError(
+                f"memory_bytes={self.memory_bytes} is more than max_bytes={self.max_bytes}",
+                where="buffers",
+                remedy="give at most max_bytes, or drop memory_bytes",
+            )
 
 
 @component
 class BuffersConfig:
     """``B_real`` and ``B_img``."""
 
+    backend: Literal["memory", "reverb"] = "memory"
+    """Arrays in this run's own process, or tables of a Reverb server."""
+    reverb: ReverbConfig = field(default_factory=ReverbConfig)
+    spill_dir: str | None = None
+    """Folder of the memory-mapped files; none takes the system's folder for temporary files."""
     real: BufferConfig = field(default_factory=BufferConfig)
     imagined: BufferConfig = field(default_factory=lambda: BufferConfig(reuse_limit=1, held_out=0.0))
 

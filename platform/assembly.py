@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buffers.memory import MemoryBuffer
+from buffers.backends import answer_s, calls_at_once, make_buffer
+from buffers.replay import ReplayBuffer
 from buffers.samples import Admission
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig, SerialHostConfig
 
 from .balance import Balancer
 from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
-from .hosts.base import Host
+from .hosts.base import ANSWER_S, Host
 from .hosts.serial import SerialHost
 from .policy_learner import Pacing
 from .ranks import LOOPBACK, Colleague, RankWorker, gather
@@ -106,19 +108,25 @@ class Services:
     """Where the shared objects are: themselves on the serial host, proxies of actors on Ray."""
 
     store: WeightStore
-    real: MemoryBuffer
-    imagined: MemoryBuffer
+    real: ReplayBuffer
+    imagined: ReplayBuffer
 
 
-def place_services(host: Host, config: TrainConfig, context: Context) -> Services:
-    """Weight store and both buffers."""
-    spec, buffers = context.record_spec, config.buffers
-    real = partial(MemoryBuffer, spec, buffers.real, seed=context.seed + 11, name="real")
-    imagined = partial(MemoryBuffer, spec, buffers.imagined, seed=context.seed + 12, name="imagined")
+def place_services(host: Host, config: TrainConfig, context: Context, folder: Path) -> Services:
+    """Weight store and both buffers; ``folder``: of the run, for what a backend keeps on disk."""
+    buffers = config.buffers
+    calls, wait_s = calls_at_once(buffers), max(ANSWER_S, answer_s(buffers))
+    # One more than the run keeps, and one that was written while a role did not pause.
+    make = partial(
+        make_buffer, context.record_spec, buffers,
+        folder=folder / "replay", keep=config.run.keep_checkpoints + 2,
+    )  # fmt: skip
+    real = partial(make, "real", seed=context.seed + 11)
+    imagined = partial(make, "imagined", seed=context.seed + 12)
     return Services(
         host.place_service("store", WeightStore),
-        host.place_service("b_real", real),
-        host.place_service("b_img", imagined),
+        host.place_service("b_real", real, calls_at_once=calls, answer_s=wait_s),
+        host.place_service("b_img", imagined, calls_at_once=calls, answer_s=wait_s),
     )
 
 

@@ -9,7 +9,7 @@
         obs_model/            likewise, the averaged weights
         reward_model/         likewise
         training_state/       every role's and service's state, the runner's counters
-        buffers/              B_real and B_img
+        buffers/              B_real and B_img (see ``buffer_files``)
       last -> 000120
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 
 from configs.errors import CheckpointError
 
+from .buffer_files import load_buffers, save_buffers
 from .context import Context
 from .models import write_model
 from .storage import disk_errors, load_tree, new_folder, save_tree, verify_folder
@@ -30,6 +31,7 @@ from .weights import Arrays
 
 log = logging.getLogger(__name__)
 BUFFERS = ("b_real", "b_img")
+TRAINING_STATE, BUFFER_FILES = "training_state", "buffers"
 
 
 def write_checkpoint(
@@ -53,9 +55,11 @@ def write_checkpoint(
     with new_folder(target) as partial:
         for name, arrays in models.items():
             write_model(partial / name, context.describe(name), arrays, {"policy_turns": step})
-        for part, tree in (("training_state", others), ("buffers", buffers)):
+        for part in (TRAINING_STATE, BUFFER_FILES):
             (partial / part).mkdir()
-            save_tree(partial / part, "state", tree)
+        save_tree(partial / TRAINING_STATE, "state", others)
+        before = complete(folder)
+        save_buffers(partial / BUFFER_FILES, buffers, before[-1] / BUFFER_FILES if before else None)
     with disk_errors(folder):
         _point_last(folder, target.name)
         for old in complete(folder)[:-keep]:
@@ -87,7 +91,7 @@ def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]]:
         except CheckpointError as error:
             log.warning("skipped a torn checkpoint: %s", error)
             continue
-        states = load_tree(path / "training_state", "state") | load_tree(path / "buffers", "state")
+        states = load_tree(path / TRAINING_STATE, "state") | load_buffers(path / BUFFER_FILES)
         return int(path.name), states
     raise CheckpointError(
         "no complete checkpoint" if candidates else "no checkpoint", where=str(folder),

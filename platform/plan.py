@@ -19,6 +19,10 @@ TORCH_PROCESS_GB = 0.5
 """Resident memory of a role's process with torch and its models, as measured on CPU with the small presets."""
 
 
+REVERB_SERVER_GB = 1.0
+"""A Reverb server and its client, each with TensorFlow, as measured without records."""
+
+
 def memory_bytes() -> int:
     """Memory of this machine, or of its control group where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -31,8 +35,10 @@ def memory_bytes() -> int:
 def planned_bytes(config: TrainConfig) -> int:
     """Upper bound of what buffers and processes take."""
     processes = len(processes_of(config)) if isinstance(config.host, RayHostConfig) else 1
-    buffers = config.buffers.real.max_bytes + config.buffers.imagined.max_bytes
-    return int(buffers + processes * TORCH_PROCESS_GB * 1e9)
+    buffers = config.buffers
+    held = sum(part.memory_bytes or part.max_bytes for part in (buffers.real, buffers.imagined))
+    servers = 2 if buffers.backend == "reverb" else 0
+    return int(held + (processes * TORCH_PROCESS_GB + servers * REVERB_SERVER_GB) * 1e9)
 
 
 def processes_of(config: TrainConfig) -> list[str]:
@@ -57,7 +63,7 @@ def check_plan(config: TrainConfig) -> None:
     if planned > there:
         raise ResourceError(
             f"the run may take {planned / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
-            remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes",
+            remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes, or let frames spill to disk with their memory_bytes",
         )  # fmt: skip
     _check_ranks(config, context)
     check_inputs(config, context)

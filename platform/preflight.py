@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from buffers.backends import check_buffers, row_cost
 from buffers.dataset import Dataset, peek_dataset
-from buffers.shelf import bytes_per_row
 from configs.errors import CheckpointError, ConfigError, DataError
 from configs.obs_model import ObsModelConfig
 from configs.schema import TrainConfig
-from configs.system import BufferConfig, RayHostConfig
+from configs.system import BufferConfig, RayHostConfig, SerialHostConfig
 
 from .assembly import Shares, shares, staleness_rules
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
@@ -44,8 +44,11 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
     _check_staleness(config, part)
     _check_segments(config)
     turn, store = part.real_decisions or part.retired_decisions, staleness_rules(config).store
-    _check_capacity(config.buffers.real, "real", math.ceil(turn * store), context)
-    _check_capacity(config.buffers.imagined, "imagined", math.ceil(part.imagined_decisions * store), context)
+    check_buffers(context.record_spec, config.buffers)
+    _check_limiters(config)
+    imagined = math.ceil(part.imagined_decisions * store)
+    _check_capacity(config, config.buffers.real, "real", math.ceil(turn * store), context)
+    _check_capacity(config, config.buffers.imagined, "imagined", imagined, context)
     _check_trackers(config)
     if config.inference.replicas > config.rollout.workers:
         raise ConfigError(
@@ -174,9 +177,21 @@ def _check_segments(config: TrainConfig) -> None:
             )
 
 
-def _check_capacity(buffer: BufferConfig, name: str, decisions: int, context: Context) -> None:
+def _check_limiters(config: TrainConfig) -> None:
+    limited = config.buffers.real.limiter is not None or config.buffers.imagined.limiter is not None
+    if limited and isinstance(config.host, SerialHostConfig):
+        raise ConfigError(
+            "on the serial host nobody stores a record while a draw waits for one",
+            where="buffers.*.limiter",
+            remedy="drop the limiter, or use host=ray",
+        )
+
+
+def _check_capacity(
+    config: TrainConfig, buffer: BufferConfig, name: str, decisions: int, context: Context
+) -> None:
     """A turn that does not fit is never gathered: samples would push each other out for ever."""
-    longest, row = context.record_spec.max_decisions, bytes_per_row(context.record_spec)
+    longest, row = context.record_spec.max_decisions, row_cost(context.record_spec, config.buffers, buffer)
     # A sample of T decisions takes T + 1 rows; one more sample must find room while the turn's are waiting.
     rows = decisions + -(-decisions // longest) + longest + 1
     if buffer.max_bytes < rows * row:

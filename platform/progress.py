@@ -34,7 +34,7 @@ def metric_row(
     if rollouts:
         row["rollouter/idle_ratio"] = sum(rollouts) / len(rollouts)
     for name, stats in buffers.items():
-        for key in ("items", "bytes", "uses_per_sample"):
+        for key in ("items", "bytes", "uses_per_sample", "lost_items"):
             row[f"buffer/{name}/{key}"] = stats[key]
     row |= {key: value for key, value in board.items() if value is not None}
     row["real_steps"] = sum(value for key, value in board.items() if key.startswith("real_steps/"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from buffers.memory import MemoryBuffer
+from buffers.replay import ReplayBuffer
 
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .services import Modelling
@@ -48,7 +48,7 @@ class ModelQuality:
 
 def report_quality(
     context: Context,
-    real: MemoryBuffer,
+    real: ReplayBuffer,
     models: dict[str, Arrays],
     folder: Path,
     *,

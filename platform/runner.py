@@ -189,7 +189,7 @@ class Runner:
             env.close()
 
     def _run_on(self, host: Host, first: dict[str, Arrays], records: list[Record]) -> Outcome:
-        services = place_services(host, self._config, self._context)
+        services = place_services(host, self._config, self._context, self._folder.absolute())
         publish_first(services, first)
         if self._resumed is None and records:
             services.real.extend(records)

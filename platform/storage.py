@@ -88,8 +88,17 @@ def _write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"layout": LAYOUT, "sha256": hashes}, indent=1))
 
 
+def manifest_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 by file, as written when the folder was; empty where it has no manifest that can be read."""
+    try:
+        data = read_json(folder / MANIFEST)
+    except CheckpointError:
+        return {}
+    return dict(data["sha256"]) if isinstance(data, dict) and data.get("layout") == LAYOUT else {}
+
+
 def file_sha256(path: Path) -> str:
-    """Of one file."""
+    """SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_CHUNK):
@@ -141,6 +150,21 @@ def _verify(folder: Path, prefix: str) -> None:
         path = folder / name
         if name.startswith(prefix) and (not path.is_file() or file_sha256(path) != digest):
             raise CheckpointError(f"{name} is missing or torn", where=str(folder), remedy="use another copy")
+
+
+def save_arrays_file(path: Path, arrays: dict[str, Any]) -> None:
+    """Write named arrays as one safetensors file."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+
+
+def load_arrays_file(path: Path) -> dict[str, Any]:
+    """Read what ``save_arrays_file`` wrote."""
+    from safetensors.numpy import load_file
+
+    arrays: dict[str, Any] = load_file(path)
+    return arrays
 
 
 def save_tree(folder: Path, name: str, tree: Any) -> None:

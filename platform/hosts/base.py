@@ -11,6 +11,9 @@ from ..role import Role, State
 
 T = TypeVar("T")
 
+ANSWER_S = 30.0
+"""Longest wait for a service that computes nothing long."""
+
 
 @dataclass(frozen=True)
 class Health:
@@ -31,8 +34,12 @@ class Host(Protocol):
     exact: bool
     """Whether a run is reproducible bit for bit here."""
 
-    def place_service(self, name: str, build: Callable[[], T]) -> T:
-        """Place a passive object; what comes back has its methods."""
+    def place_service(
+        self, name: str, build: Callable[[], T], *, calls_at_once: int = 1, answer_s: float = ANSWER_S
+    ) -> T:
+        """Place a passive object; what comes back has its methods. One that is safe under several threads may answer
+        ``calls_at_once``. Whoever calls waits ``answer_s`` at most.
+        """
         ...
 
     def place_role(

@@ -8,28 +8,29 @@ from typing import Any
 from configs.errors import RoleFailure
 
 from ..replicas import ReplicaLost
+from .base import ANSWER_S
 
 INFER = "infer"
-ANSWER_TIMEOUT_S = 30.0
 
 
 class ServiceProxy:
     """Has the methods of the service that lives in an actor; each call waits for its answer."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name, self._actor = name, actor
+    def __init__(self, name: str, actor: Any, answer_s: float = ANSWER_S) -> None:
+        self._name, self._actor, self._answer_s = name, actor, answer_s
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
             raise AttributeError(method)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return answers({self._name: self._actor.call.remote(method, *args, **kwargs)})[self._name]
+            asked = {self._name: self._actor.call.remote(method, *args, **kwargs)}
+            return answers(asked, answer_s=self._answer_s)[self._name]
 
         return call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ServiceProxy, (self._name, self._actor))
+        return (ServiceProxy, (self._name, self._actor, self._answer_s))
 
 
 class InferenceProxy:
@@ -82,7 +83,10 @@ class RankProxy:
 
 
 def answers(
-    asked: dict[str, Any], spare: Callable[[str, Exception], bool] = lambda *_: False
+    asked: dict[str, Any],
+    spare: Callable[[str, Exception], bool] = lambda *_: False,
+    *,
+    answer_s: float = ANSWER_S,
 ) -> dict[str, Any]:
     """Wait for each; a dead or silent actor ends the run by its name, unless it is dead and ``spare``."""
     import ray
@@ -90,7 +94,7 @@ def answers(
     found = {}
     for name, ref in asked.items():
         try:
-            found[name] = ray.get(ref, timeout=ANSWER_TIMEOUT_S)
+            found[name] = ray.get(ref, timeout=answer_s)
         except ray.exceptions.RayActorError as error:
             if not spare(name, error):
                 raise died(name, error) from error

@@ -16,7 +16,7 @@ from configs.system import RayHostConfig
 
 from ..ranks import Colleague, RankWorker
 from ..role import Role, State
-from .base import Health
+from .base import ANSWER_S, Health
 from .proxies import INFER, InferenceProxy, RankProxy, ServiceProxy, answers
 from .spares import Recover, Spares, wait_for
 
@@ -43,6 +43,8 @@ class RayHost:
         self._ranks: dict[str, Any] = {}
         self._roles: dict[str, Any] = {}
         self._serving: set[str] = set()
+        self._answer_s = ANSWER_S
+        """Of the slowest service."""
         self._health: dict[str, Health] = {}
         self._last_look = 0.0
         self._spares = Spares(config.restarts)
@@ -77,15 +79,19 @@ class RayHost:
             )  # fmt: skip
         log.info("Ray is up after %.1f s", time.monotonic() - began)
 
-    def place_service(self, name: str, build: Callable[[], T]) -> T:
-        """An actor that answers one call at a time."""
+    def place_service(
+        self, name: str, build: Callable[[], T], *, calls_at_once: int = 1, answer_s: float = ANSWER_S
+    ) -> T:
+        """An actor."""
         import ray
 
         from .actors import ServiceActor
 
-        actor = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0).remote(build)
+        options = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0, max_concurrency=calls_at_once)
+        actor = options.remote(build)
         self._services[name] = actor
-        return cast(T, ServiceProxy(name, actor))
+        self._answer_s = max(self._answer_s, answer_s)
+        return cast(T, ServiceProxy(name, actor, answer_s))
 
     def place_role(
         self,
@@ -225,7 +231,8 @@ class RayHost:
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
-        answers({name: actor.call.remote("load", states[name]) for name, actor in self._services.items()})
+        asked = {name: actor.call.remote("load", states[name]) for name, actor in self._services.items()}
+        answers(asked, answer_s=self._answer_s)
         states = self._spares.load(states)
         answers({name: a.load.remote(states[name]) for name, a in self._roles.items() if name in states})
 
@@ -235,7 +242,7 @@ class RayHost:
 
     def _of_roles(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Answers of those that live; the death of one that is not spare ends the run by its name."""
-        return answers(asked, self._lost)
+        return answers(asked, self._lost, answer_s=self._answer_s)
 
     def health(self) -> list[Health]:
         """As of the last look."""

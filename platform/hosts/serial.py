@@ -11,7 +11,7 @@ from ..acceleration import denormals_flushed
 from ..metrics import BusyClock
 from ..ranks import Colleague, RankWorker
 from ..role import Role, State
-from .base import Health
+from .base import ANSWER_S, Health
 
 T = TypeVar("T")
 
@@ -28,7 +28,9 @@ class SerialHost:
         self._progress: dict[str, int] = {}
         self._recover: dict[str, Callable[[], State | None]] = {}
 
-    def place_service(self, name: str, build: Callable[[], T]) -> T:
+    def place_service(
+        self, name: str, build: Callable[[], T], *, calls_at_once: int = 1, answer_s: float = ANSWER_S
+    ) -> T:
         """Build it here."""
         service = build()
         self._services[name] = service

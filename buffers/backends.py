@@ -1,0 +1,132 @@
+"""The backends of replay buffers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from buffers.limiter import check_limiter
+from buffers.memory import MemoryBuffer
+from buffers.records import RecordSpec
+from buffers.replay import ReplayBuffer
+from buffers.reverb_package import require_reverb
+from buffers.reverb_process import START_TIMEOUT_S
+from buffers.reverb_tables import record_capacity, stored_row_bytes, table_specs
+from buffers.shelf import bytes_per_row, plan_spill
+from buffers.spill import free_bytes, spill_folder
+from configs.errors import ResourceError
+from configs.system import BufferConfig, BuffersConfig
+
+BufferName = Literal["real", "imagined"]
+MARGIN_S = 10.0
+
+
+def _memory(
+    spec: RecordSpec, buffers: BuffersConfig, name: BufferName, *, seed: int, **_: Any
+) -> ReplayBuffer:
+    return MemoryBuffer(spec, _parts(buffers)[name], seed=seed, name=name, spill_dir=buffers.spill_dir)
+
+
+def _reverb(
+    spec: RecordSpec, buffers: BuffersConfig, name: BufferName, *, seed: int, folder: Path | None, keep: int
+) -> ReplayBuffer:
+    from buffers.reverb_buffer import ReverbBuffer
+
+    return ReverbBuffer(
+        spec, _parts(buffers)[name], buffers.reverb, seed=seed, name=name,
+        folder=None if folder is None else folder / name, modelled=name == "real", keep=keep,
+    )  # fmt: skip
+
+
+def _check_memory(spec: RecordSpec, buffers: BuffersConfig) -> None:
+    folder, spilled = spill_folder(buffers.spill_dir), 0
+    for name, part in _parts(buffers).items():
+        capacity = part.max_bytes // bytes_per_row(spec, part.sampling)
+        _check_limiter(part, spec, capacity, name)
+        if plan_spill(spec, part, capacity, folder=folder, name=name) is not None:
+            spilled += part.max_bytes - (part.memory_bytes or 0)
+    free = free_bytes(folder)
+    if spilled > free:
+        raise ResourceError(
+            f"the buffers may spill {spilled / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free",
+            where=f"buffers.spill_dir={folder}",
+            remedy="lower max_bytes, or name a folder on another disk",
+        )
+
+
+def _check_reverb(spec: RecordSpec, buffers: BuffersConfig) -> None:
+    require_reverb()
+    for name, part in _parts(buffers).items():
+        table_specs(spec, part, name=name, modelled=True)
+        rows = record_capacity(spec, part, name=name) * (spec.max_decisions + 1)
+        _check_limiter(part, spec, rows, name)
+
+
+def _check_limiter(part: BufferConfig, spec: RecordSpec, rows: int, name: str) -> None:
+    if part.limiter is not None:
+        decisions = rows * spec.max_decisions // (spec.max_decisions + 1)
+        check_limiter(
+            part.limiter, longest=spec.max_decisions, capacity=decisions, where=f"buffers.{name}.limiter"
+        )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What differs between backends beside the buffer itself."""
+
+    make: Callable[..., ReplayBuffer]
+    check: Callable[[RecordSpec, BuffersConfig], None]
+    """Raises a one-line error for what cannot run, before anything is made."""
+    row_bytes: Callable[[RecordSpec, BufferConfig], int]
+    restart_s: float
+    """How long a call may take that has to start the store again."""
+
+
+BACKENDS = {
+    "memory": Backend(
+        _memory, _check_memory, lambda spec, part: bytes_per_row(spec, part.sampling), restart_s=0.0
+    ),
+    "reverb": Backend(
+        _reverb, _check_reverb, lambda spec, _: stored_row_bytes(spec), restart_s=START_TIMEOUT_S
+    ),
+}
+"""By ``buffers.backend``."""
+
+WAITING_CALLS = 32
+"""Calls of a buffer that may be under way at once where some may wait for others: more than a run has roles."""
+
+
+def check_buffers(spec: RecordSpec, buffers: BuffersConfig) -> None:
+    """Raise a one-line error for settings of the buffers that cannot run."""
+    BACKENDS[buffers.backend].check(spec, buffers)
+
+
+def row_cost(spec: RecordSpec, buffers: BuffersConfig, part: BufferConfig) -> int:
+    """Bytes of ``max_bytes`` that one row takes."""
+    return BACKENDS[buffers.backend].row_bytes(spec, part)
+
+
+def answer_s(buffers: BuffersConfig) -> float:
+    """How long a call of a buffer may take."""
+    limits = [part.limiter.timeout_s for part in (buffers.real, buffers.imagined) if part.limiter is not None]
+    restart = BACKENDS[buffers.backend].restart_s
+    return max([0.0, *limits]) + (restart + 2 * buffers.reverb.timeout_s if restart else 0.0) + MARGIN_S
+
+
+def calls_at_once(buffers: BuffersConfig) -> int:
+    """More than one where a call may wait for what another brings, or for a server."""
+    waits = any(part.limiter is not None for part in (buffers.real, buffers.imagined))
+    return WAITING_CALLS if waits or BACKENDS[buffers.backend].restart_s else 1
+
+
+def make_buffer(
+    spec: RecordSpec, buffers: BuffersConfig, name: BufferName, *, seed: int, folder: Path | None, keep: int
+) -> ReplayBuffer:
+    """``B_real`` or ``B_img``. ``folder``: of the run, for what a backend keeps on disk; ``keep`` checkpoints of it."""
+    return BACKENDS[buffers.backend].make(spec, buffers, name, seed=seed, folder=folder, keep=keep)
+
+
+def _parts(buffers: BuffersConfig) -> dict[BufferName, BufferConfig]:
+    return {"real": buffers.real, "imagined": buffers.imagined}
