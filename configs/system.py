@@ -183,7 +183,8 @@ class SerialHostConfig:
 
 @component
 class NicenessConfig:
-    """How far each role yields a CPU that others want, too: 0 (not at all) to 19, as the system's ``nice`` counts."""
+    """How far each role yields a CPU that others want, too: 0 (not at all) to 19, as the system's ``nice`` counts. What the
+    policy waits for goes first."""
 
     rollout: Niceness = 0
     """Rollout workers."""
@@ -193,11 +194,11 @@ class NicenessConfig:
     """The imaginer."""
     policy_learner: Niceness = 0
     """Rank 0."""
-    obs_model_learner: Niceness = 0
+    obs_model_learner: Niceness = 5
     """The learner of ``M_obs``."""
-    reward_model_learner: Niceness = 0
+    reward_model_learner: Niceness = 5
     """The learner of ``M_reward``."""
-    evaluator: Niceness = 0
+    evaluator: Niceness = 10
     """Evaluations during the run."""
 
 
