@@ -192,7 +192,8 @@ class RowSet:
     def draw(self, count: int, generator: np.random.Generator) -> Rows:
         """``count`` rows, uniform, with replacement. The set must not be empty."""
         assert self._size
-        return self._rows[generator.integers(self._size, size=count)].astype(np.int64)
+        drawn: NDArray[np.int64] = self._rows[generator.integers(self._size, size=count)].astype(np.int64)
+        return drawn
 
     def state(self) -> NDArray[Any]:
         """The rows in their order."""

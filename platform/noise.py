@@ -23,7 +23,8 @@ def keyed_exponentials(seed: int, keys: NDArray[np.int64], count: int) -> NDArra
         bits = _mix(state[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))
     # 24 bits fill a float32's mantissa; the half keeps the logarithm finite at both ends.
     uniform = ((bits >> np.uint64(40)).astype(np.float64) + 0.5) * 2.0**-24
-    return (-np.log(uniform)).astype(np.float32)
+    noise: NDArray[np.float32] = (-np.log(uniform)).astype(np.float32)
+    return noise
 
 
 def decision_noise(

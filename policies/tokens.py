@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +47,14 @@ class ActionTokenizer:
         """``[D]``, env units; decoding errs by at most half of it inside the range."""
         return (self._bounds()[1] - self._bounds()[0]) / np.float32(self.bins)
 
-    def encode(self, actions: NDArray[np.floating]) -> NDArray[np.int16]:
+    def encode(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.int16]:
         """Tokens ``[..., D]`` of ``actions`` ``[..., D]`` (env units); values outside the range are clipped."""
         low, _ = self._bounds()
         scaled = (np.asarray(actions, dtype=np.float32) - low) / self.bin_width
         tokens: NDArray[np.int16] = np.clip(np.floor(scaled), 0, self.bins - 1).astype(np.int16)
         return tokens
 
-    def decode(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+    def decode(self, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Bin centres ``[..., D]`` float32 (env units) of ``tokens`` ``[..., D]``."""
         assert tokens.size == 0 or (tokens.min() >= 0 and tokens.max() < self.bins), "token outside the bins"
         low, _ = self._bounds()

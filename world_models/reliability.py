@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ class Reliability:
 
 
 def reliability(
-    probabilities: NDArray[np.floating], success: NDArray[np.bool_], bins: int = BINS
+    probabilities: NDArray[np.floating[Any]], success: NDArray[np.bool_], bins: int = BINS
 ) -> Reliability:
     """``probabilities`` and ``success`` are ``[n]``, n at least 1."""
     assert len(probabilities) == len(success) > 0

@@ -89,7 +89,7 @@ class LiberoSim:
         """As ``set_state`` takes it."""
         return np.concatenate([[self.data.time], self.data.qpos, self.data.qvel])
 
-    def step(self, action: NDArray[np.floating]) -> bool:
+    def step(self, action: NDArray[np.floating[Any]]) -> bool:
         """One env step of ``action`` ``[7]`` in [-1, 1]; whether the task's goal holds after it.
 
         Raises:
@@ -132,7 +132,8 @@ class LiberoSim:
             ]
         )
         assert values.shape == (PROPRIO_DIM,)
-        return values.astype(np.float32)
+        single: NDArray[np.float32] = values.astype(np.float32)
+        return single
 
     def gripper(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Position ``[3]`` and rotation matrix ``[3, 3]`` of the point between the fingertips: the fingers lie along

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +212,7 @@ def _coverage(
     things: Things,
     thing: int,
     shown: NDArray[np.int64],
-    offset: NDArray[np.floating],
+    offset: NDArray[np.floating[Any]],
     size: int,
     sides: tuple[int, int],
 ) -> tuple[Floats, Floats]:
