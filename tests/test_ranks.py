@@ -215,8 +215,8 @@ def test_the_host_tells_which_rank_failed(monkeypatch: pytest.MonkeyPatch) -> No
 
     host = object.__new__(ray_host.RayHost)
     host._services, host._roles, host._ranks = {}, {}, {"policy_learner_1": Failed()}
-    host._spares = ray_host.Spares(0)
-    monkeypatch.setattr(ray_host, "answers", lambda asked, *_: asked)
+    host._spares, host._answer_s = ray_host.Spares(0), 1.0
+    monkeypatch.setattr(ray_host, "answers", lambda asked, *_, **__: asked)
     with pytest.raises(RoleFailure, match="policy_learner_1 failed: ValueError: out of paper"):
         host._look()
 
