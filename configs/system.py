@@ -184,7 +184,8 @@ class SerialHostConfig:
 @component
 class NicenessConfig:
     """How far each role yields a CPU that others want, too: 0 (not at all) to 19, as the system's ``nice`` counts. What the
-    policy waits for goes first."""
+    policy waits for goes first.
+    """
 
     rollout: Niceness = 0
     """Rollout workers."""

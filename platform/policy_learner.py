@@ -223,7 +223,7 @@ class PolicyLearner:
         several = len(pieces) > 1 or accelerator(self._context.device).num_processes > 1
         over = self._counts(pieces) if several else None
         for piece in pieces:
-            logits = self.policy(piece.observations).logits
+            logits = self.policy(piece.observations, piece.tokens).logits
             result = policy_loss(
                 self._algorithm, logits, piece.tokens, piece.log_probs, piece.advantages, piece.valid,
                 piece.anchor_logits, piece.age, over,
@@ -286,7 +286,7 @@ class PolicyLearner:
         rows = torch.arange(len(batch), device=self._context.torch_device)
         with torch.no_grad():
             logits = [
-                self._anchor(batch.observations.take(part)).logits
+                self._anchor(batch.observations.take(part), batch.tokens[part]).logits
                 for part in torch.split(rows, self._algorithm.micro_batch)
             ]
         return torch.cat(logits)
