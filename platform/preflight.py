@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -114,16 +115,21 @@ def _check_action_tokens(dataset: Dataset, context: Context, where: str) -> None
     spec = context.env_spec
     equal = ActionTokenizer(spec.action_low, spec.action_high, context.policy_config.bins).to_json()
     theirs, ours = dataset.info.get("action_tokens", equal), context.tokenizer.to_json()
-    ends = ("low", "high")
-    if any(
-        theirs.get(key) != ours.get(key) for key in theirs.keys() | ours.keys() if key not in ends
-    ) or not all(
-        np.shape(theirs[key]) == np.shape(ours[key]) and np.allclose(theirs[key], ours[key]) for key in ends
-    ):
+    if not _same_tokens(theirs, ours):
         raise DataError(
             f"its action tokens are {theirs}, the policy's are {ours}", where=where,
             remedy="record or import it again with this policy= and its settings",
         )  # fmt: skip
+
+
+def _same_tokens(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Ranges may differ by rounding, everything else may not."""
+    ends = ("low", "high")
+    if any(theirs.get(key) != ours.get(key) for key in theirs.keys() | ours.keys() if key not in ends):
+        return False
+    return all(
+        np.shape(theirs[key]) == np.shape(ours[key]) and np.allclose(theirs[key], ours[key]) for key in ends
+    )
 
 
 def _folder(path: str, key: str) -> Path:

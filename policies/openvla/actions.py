@@ -60,4 +60,5 @@ class OpenVLATokenizer(ActionTokenizer):
         actions = 0.5 * (scaled + 1) * (high - low) + low
         if self.libero_gripper:
             actions[..., -1] = -np.sign(2 * actions[..., -1] - 1)
-        return actions.astype(np.float32)
+        decoded: NDArray[np.float32] = actions.astype(np.float32)
+        return decoded

@@ -80,9 +80,7 @@ def build_network(config: OpenVLAConfig, spec: PolicySpec) -> Network:
         with torch.device("meta"):
             network = Network(shape, slim=config.slim)
         _load(network, checkpoint_of(config.base), slim=config.slim)
-    _freeze(network, config)
-    if config.lora_rank:
-        _add_lora(network, config)
+    adapt(network, config)
     if config.checkpointing:
         model = network.language_model.model
         # transformers renamed it in 5.20.
@@ -103,6 +101,13 @@ def _load(network: Network, checkpoint: OpenVLACheckpoint, *, slim: bool) -> Non
         {name: tensor.float() for name, tensor in state.items()}, strict=True, assign=True
     )
     network.language_model.rebuild_tables()
+
+
+def adapt(network: Network, config: OpenVLAConfig) -> None:
+    """Freeze what the config says, and add its low-rank updates."""
+    _freeze(network, config)
+    if config.lora_rank:
+        _add_lora(network, config)
 
 
 def _freeze(network: Network, config: OpenVLAConfig) -> None:
@@ -127,7 +132,7 @@ def _add_lora(network: Network, config: OpenVLAConfig) -> None:
         ) from None
     lora = LoraConfig(
         r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=LORA_TARGETS, lora_dropout=0.0
-    )  # type: ignore[arg-type]
+    )
     inject_adapter_in_model(lora, network.language_model.model)
     for name, parameter in network.language_model.model.named_parameters():
         if "lora_" in name:

@@ -175,7 +175,7 @@ class OpenVLACheckpoint:
             known |= self._json("dataset_statistics.json")
         if key is None and len(known) == 1:
             key = next(iter(known))
-        if key not in known:
+        if key is None or key not in known:
             asked = (
                 "policy.unnorm_key is not set"
                 if key is None

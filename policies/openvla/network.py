@@ -114,7 +114,7 @@ class Network(nn.Module):
         width = int(shape.language["hidden_size"]) if "hidden_size" in shape.language else 4096
         self.projector = Projector(shape.vision_width, width, fused=len(shape.towers) > 1)
         self.language_model = LanguageModel(shape, slim=slim)
-        self._cache_name = _cache_name()
+        self._cache_name = cache_name()
 
     @property
     def width(self) -> int:
@@ -175,7 +175,7 @@ class Network(nn.Module):
         return states
 
 
-def _cache_name() -> str:
+def cache_name() -> str:
     """Transformers renamed the argument."""
     known = inspect.signature(require_transformers().LlamaModel.forward).parameters
     return "cache" if "cache" in known else "past_key_values"

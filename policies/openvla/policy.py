@@ -109,9 +109,8 @@ class OpenVLA(Policy):
         return PolicyOutput(self._logits(states), states.detach().float().flatten(1))
 
     def _logits(self, states: Float[Tensor, "B Q E"]) -> Float[Tensor, "B K D bins"]:
-        return self.network.language_model.logits(states).unflatten(
-            1, (self.spec.chunk, self.spec.action_dim)
-        )
+        logits = self.network.language_model.logits(states)
+        return logits.reshape(len(logits), self.spec.chunk, self.spec.action_dim, -1)
 
     def features(self, obs: ObservationTensors) -> Float[Tensor, "B F"]:
         """What the critic reads."""

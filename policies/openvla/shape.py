@@ -59,7 +59,7 @@ TOWER_NAMES = ("featurizer", "fused_featurizer")
 
 def fresh_shape(config: OpenVLAConfig) -> ModelShape:
     """Of a model that no checkpoint describes."""
-    kinds = {
+    kinds: dict[str, tuple[dict[str, Any], Statistics]] = {
         "siglip": ({}, SIGLIP),
         "dinov2": ({"class_token": True, "registers": 4, "layer_scale": True}, IMAGENET),
     }
