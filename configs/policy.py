@@ -9,6 +9,7 @@ from pydantic import Field
 
 from configs.errors import ConfigError
 from configs.fields import PositiveInt, component
+from configs.openvla import OpenVLAConfig
 
 
 @component
@@ -50,4 +51,4 @@ class SmallVLAConfig:
             )
 
 
-PolicyConfig = SmallVLAConfig
+PolicyConfig = Annotated[SmallVLAConfig | OpenVLAConfig, Field(discriminator="kind")]

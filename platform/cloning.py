@@ -85,7 +85,7 @@ class CloningJob:
         tokens = torch.from_numpy(data.tokens[rows].astype(np.int64)).to(self._context.torch_device)
         valid = torch.from_numpy(data.valid[rows]).to(self._context.torch_device)
         with autocast(self._context.device, self._precision):
-            logits = self._policy(observation).logits
+            logits = self._policy(observation, tokens).logits
         result = cloning_loss(logits, tokens, valid)
         return result.loss, {name: float(value) for name, value in result.statistics.items()}
 

@@ -106,9 +106,9 @@ class Context:
     @cached_property
     def tokenizer(self) -> ActionTokenizer:
         """Action tokens to env actions and back."""
-        from policies.tokens import ActionTokenizer
+        from policies.action_tokens import action_tokenizer
 
-        return ActionTokenizer(self.env_spec.action_low, self.env_spec.action_high, self.policy_config.bins)
+        return action_tokenizer(self.policy_config, self.env_spec.action_low, self.env_spec.action_high)
 
     @cached_property
     def model_spec(self) -> ModelSpec:

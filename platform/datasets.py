@@ -56,7 +56,11 @@ def read_any(folder: str | Path, context: Context, *, gamma: float) -> Dataset:
     encode = context.tokenizer.encode
     records = list(source_records(source, context.record_spec, encode, gamma=gamma))
     warn_of_clipping(source, spec.action_low, spec.action_high)
-    info = {"instructions": list(source.contents.instructions), "format": source.contents.format}
+    info = {
+        "instructions": list(source.contents.instructions),
+        "format": source.contents.format,
+        "action_tokens": context.tokenizer.to_json(),
+    }
     return Dataset(context.record_spec, info, records)
 
 
@@ -141,6 +145,7 @@ def ours_in(folder: Path) -> Ours | None:
             "action_low": list(env.action_low),
             "action_high": list(env.action_high),
             "instructions": list(env.instructions),
+            "action_tokens": context.tokenizer.to_json(),
         }
         return Ours("run", context.record_spec, info, len(collected), collected)
     kind = detect(folder)

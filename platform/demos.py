@@ -225,6 +225,7 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] | None = No
         "episodes": config.episodes,
         "gamma": config.gamma,
         "action_low": list(spec.action_low),
+        "action_tokens": context.tokenizer.to_json(),
         "action_high": list(spec.action_high),
         "instructions": list(spec.instructions),
     }

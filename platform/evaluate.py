@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,6 @@ def _given(config: EvaluateConfig) -> _Given:
     from .context import Context, require_device
     from .envs import env_spec
     from .experts import has_expert
-    from .models import read_policy
-    from .storage import file_sha256
     from .trials import env_configs
 
     require_device(config.run.device)
@@ -106,13 +105,29 @@ def _given(config: EvaluateConfig) -> _Given:
         )  # fmt: skip
     if actor != "policy":
         return _Given(context, None, "")
-    if config.policy.path is None:
-        raise ConfigError("which policy?", where="policy.path", remedy="give policy.path=<folder>")
-    path = Path(config.policy.path)
-    speaking, arrays = read_policy(path, context)
+    speaking, arrays, digest = _weights(config, context)
     for env in env_configs(config).values():
         speaking.vocabulary.encode(env_spec(env).instructions)
-    return _Given(speaking, arrays, file_sha256(path / "model.safetensors"))
+    return _Given(speaking, arrays, digest)
+
+
+def _weights(config: EvaluateConfig, context: Context) -> tuple[Context, Arrays, str]:
+    """Of ``policy.path``, or what ``policy.base`` holds; and the hash that tells one policy from another."""
+    from .models import read_policy
+    from .storage import file_sha256
+    from .weights import module_arrays
+
+    base = getattr(config.policy, "base", None)
+    if config.policy.path is not None:
+        folder = Path(config.policy.path)
+        return *read_policy(folder, context), file_sha256(folder / "model.safetensors")
+    if base is None:
+        raise ConfigError("which policy?", where="policy.path", remedy="give policy.path=<folder>")
+    from policies.openvla.building import base_folder
+
+    arrays = module_arrays(context.make_policy())
+    shards = sorted(base_folder(base).glob("*.safetensors"))
+    return context, arrays, sha256("".join(map(file_sha256, shards)).encode()).hexdigest()
 
 
 def _new_folder(config: EvaluateConfig, given: _Given) -> Path:

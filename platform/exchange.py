@@ -67,10 +67,9 @@ def export(
     Raises DataError for what the format cannot express, ResourceError for the disk, CheckpointError where ``out`` exists.
     """
     from buffers.exchange.lerobot_writer import LeRobotWriter
-    from policies.tokens import ActionTokenizer
+    from policies.action_tokens import dataset_tokenizer
 
-    low, high = action_range(info, "data")
-    tokenizer = ActionTokenizer(low, high, spec.bins)
+    tokenizer = dataset_tokenizer(info, *action_range(info, "data"), spec.bins)
     with new_folder(out) as partial:
         writer = LeRobotWriter(partial, spec, info, tokenizer.decode, env_fps=env_fps, lossless=lossless)
         try:
@@ -100,7 +99,7 @@ def run_import(argv: list[str]) -> int:
 
 def import_source(source: Source, config: ImportConfig, out: Path) -> int:
     """Write another program's episodes as a dataset folder; how many. DataError as ``platform.pretrain`` would."""
-    from policies.tokens import ActionTokenizer
+    from policies.action_tokens import action_tokenizer
 
     contents = source.contents
     low, high = _range(source, config)
@@ -109,7 +108,7 @@ def import_source(source: Source, config: ImportConfig, out: Path) -> int:
             f"actions have {contents.action_dim} dimensions, the range has {len(low)} and {len(high)}",
             where="action_low, action_high", remedy="give one number per dimension, or another env",
         )  # fmt: skip
-    tokenizer = ActionTokenizer(low, high, config.policy.bins)
+    tokenizer = action_tokenizer(config.policy, low, high)
     warn_of_clipping(source, tokenizer.low, tokenizer.high)
     spec = _record_spec(contents, config)
     info = {
@@ -120,6 +119,7 @@ def import_source(source: Source, config: ImportConfig, out: Path) -> int:
         "gamma": config.gamma,
         "action_low": list(low),
         "action_high": list(high),
+        "action_tokens": tokenizer.to_json(),
         "instructions": list(contents.instructions),
     }
     records = source_records(source, spec, tokenizer.encode, gamma=config.gamma)

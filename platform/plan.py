@@ -13,6 +13,7 @@ from configs.system import RayHostConfig
 
 from .assembly import quality_horizon, rank_names, shares
 from .context import Context, make_context, require_device
+from .memory_plan import check_memory, memory_lines
 from .preflight import check_inputs
 
 TORCH_PROCESS_GB = 0.5
@@ -67,6 +68,7 @@ def check_plan(config: TrainConfig) -> None:
         )  # fmt: skip
     _check_ranks(config, context)
     check_inputs(config, context)
+    check_memory(config, context, there)
 
 
 def _check_ranks(config: TrainConfig, context: Context) -> None:
@@ -110,8 +112,9 @@ def plan_text(config: TrainConfig) -> str:
         ),
         f"the run: {config.run.stop.updates} turns",
     ]  # fmt: skip
+    context = make_context(config, seed=0, device="cpu")
+    lines += memory_lines(config, context)
     if part.imagines:
-        context = make_context(config, seed=0, device="cpu")
         lines.append(
             f"imagination: {config.imagination.worlds} worlds, horizon up to {quality_horizon(config, context)} decisions"
         )

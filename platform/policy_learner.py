@@ -14,6 +14,7 @@ from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig
 
 from .acceleration import OptimizerStep, Precision, accelerator, autocast, summed
 from .context import ANCHOR, POLICY, Context
+from .logprob_gap import logprob_gap
 from .metrics import Averages
 from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
 from .ranks import Team
@@ -93,6 +94,7 @@ class PolicyLearner:
         self.updates = 0
         self._unpublished = 0
         self._optimizer_steps = 0
+        self._updates_of_version = 0
         self._actor = OptimizerStep(
             self.policy.actor_parameters(),
             learning_rate=algorithm.learning_rate,
@@ -223,7 +225,9 @@ class PolicyLearner:
         several = len(pieces) > 1 or accelerator(self._context.device).num_processes > 1
         over = self._counts(pieces) if several else None
         for piece in pieces:
-            logits = self.policy(piece.observations).logits
+            logits = self.policy(piece.observations, piece.tokens).logits
+            if self._updates_of_version == 0:
+                self._averages.add(logprob_gap(logits, piece))
             result = policy_loss(
                 self._algorithm, logits, piece.tokens, piece.log_probs, piece.advantages, piece.valid,
                 piece.anchor_logits, piece.age, over,
@@ -234,6 +238,7 @@ class PolicyLearner:
         norm = self._actor.apply()
         self._averages.add({} if norm is None else {"policy/grad_norm": norm})
         self.updates += 1
+        self._updates_of_version += 1
 
     def _rate_share(self) -> float:
         """Rises over the first updates, falls over the run's turns."""
@@ -286,7 +291,7 @@ class PolicyLearner:
         rows = torch.arange(len(batch), device=self._context.torch_device)
         with torch.no_grad():
             logits = [
-                self._anchor(batch.observations.take(part)).logits
+                self._anchor(batch.observations.take(part), batch.tokens[part]).logits
                 for part in torch.split(rows, self._algorithm.micro_batch)
             ]
         return torch.cat(logits)
@@ -342,7 +347,7 @@ class PolicyLearner:
             return False
         self._averages.add({"staleness/publish_waits": 0.0})
         self.version += 1
-        self._unpublished = 0
+        self._unpublished = self._updates_of_version = 0
         self._weights.publish(POLICY, self.version, module_arrays(self.policy))
         self._board.put({"policy/version": self.version})
         self._advance()
@@ -383,6 +388,8 @@ class PolicyLearner:
         self._critic.load(state["critic"])
         self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]
         self._unpublished = state["unpublished"]
+        # Whether weights are still those of the version is not in old checkpoints; where they are not, no gap is told.
+        self._updates_of_version = self._unpublished
         self._shuffle.bit_generator.state = state["shuffle"]
         self._team.load(state)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from configs.errors import CheckpointError, ConfigError, DataError
 from configs.obs_model import ObsModelConfig
 from configs.schema import TrainConfig
 from configs.system import BufferConfig, RayHostConfig, SerialHostConfig
+from policies.tokens import ActionTokenizer
 
 from .assembly import Shares, shares, staleness_rules
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
@@ -86,6 +88,7 @@ def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
         remedy="record one with this env and policy, or set env and policy to the dataset's",
     )
     _check_action_range(dataset, context, where)
+    _check_action_tokens(dataset, context, where)
     instructions = {record.instruction for record in dataset.records}
     unknown = (instructions or set(dataset.info.get("instructions", ()))) - set(context.env_spec.instructions)
     if unknown:
@@ -105,6 +108,28 @@ def _check_action_range(dataset: Dataset, context: Context, where: str) -> None:
                 f"{key} is {theirs}, the env's is {list(ours)}: its tokens mean other actions", where=where,
                 remedy="import it again with this env=, or record one with it",
             )  # fmt: skip
+
+
+def _check_action_tokens(dataset: Dataset, context: Context, where: str) -> None:
+    """Policies of another kind count their tokens otherwise; a dataset that does not say has equal parts of the env's range."""
+    spec = context.env_spec
+    equal = ActionTokenizer(spec.action_low, spec.action_high, context.policy_config.bins).to_json()
+    theirs, ours = dataset.info.get("action_tokens", equal), context.tokenizer.to_json()
+    if not _same_tokens(theirs, ours):
+        raise DataError(
+            f"its action tokens are {theirs}, the policy's are {ours}", where=where,
+            remedy="record or import it again with this policy= and its settings",
+        )  # fmt: skip
+
+
+def _same_tokens(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Ranges may differ by rounding, everything else may not."""
+    ends = ("low", "high")
+    if any(theirs.get(key) != ours.get(key) for key in theirs.keys() | ours.keys() if key not in ends):
+        return False
+    return all(
+        np.shape(theirs[key]) == np.shape(ours[key]) and np.allclose(theirs[key], ours[key]) for key in ends
+    )
 
 
 def _folder(path: str, key: str) -> Path:

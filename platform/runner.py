@@ -128,7 +128,7 @@ class Runner:
         """From the folders that the config names, else random."""
         context, config = self._context, self._config
         path = config.policy.path
-        if path is None:
+        if path is None and getattr(config.policy, "base", None) is None:
             log.warning("policy.path is not set: the policy starts from random weights")
         first = {
             POLICY: module_arrays(context.make_policy())

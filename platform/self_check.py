@@ -35,8 +35,8 @@ def self_check(context: Context, arrays: Arrays, algorithm: AlgorithmConfig) -> 
     with torch.no_grad():
         logits = torch.cat(
             [
-                policy(observation.take(slice(0, half))).logits,
-                policy(observation.take(slice(half, None))).logits,
+                policy(observation.take(slice(0, half)), tokens[:half]).logits,
+                policy(observation.take(slice(half, None)), tokens[half:]).logits,
             ]
         )
     valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

@@ -108,7 +108,10 @@ class WeightStore:
 
 
 def module_arrays(module: torch.nn.Module) -> Arrays:
-    """A copy of the module's weights as arrays; bfloat16 is widened since numpy has none."""
+    """A copy of the module's weights as arrays; bfloat16 is widened since numpy has none.
+
+    Weights that never change and that everybody has (``Policy.frozen_names``) are left out.
+    """
     import torch
 
     def convert(tensor: torch.Tensor) -> NDArray[Any]:
@@ -117,13 +120,29 @@ def module_arrays(module: torch.nn.Module) -> Arrays:
         # safetensors writes an array's memory as it lies: channels-last weights would come back shuffled.
         return np.ascontiguousarray(tensor.numpy())
 
-    return {name: convert(tensor) for name, tensor in module.state_dict().items()}
+    frozen = _frozen(module)
+    return {name: convert(tensor) for name, tensor in module.state_dict().items() if name not in frozen}
 
 
 def load_arrays(module: torch.nn.Module, arrays: Arrays) -> None:
     """Put published arrays into the module: whole or not at all, since a wrong name or shape raises before any copy."""
     import torch
 
-    module.load_state_dict(
-        {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, strict=True
-    )
+    frozen = _frozen(module)
+    held = {} if not frozen else {name: x for name, x in module.state_dict().items() if name in frozen}
+    given = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    if frozen:
+        _require_names(module, given.keys() | held.keys())
+    module.load_state_dict(given, strict=not frozen)
+
+
+def _frozen(module: torch.nn.Module) -> frozenset[str]:
+    found: frozenset[str] = getattr(module, "frozen_names", frozenset())
+    return found
+
+
+def _require_names(module: torch.nn.Module, names: set[str]) -> None:
+    """What torch's strict loading would do, if it could be told which names may be absent."""
+    wrong = names ^ set(module.state_dict())
+    if wrong:
+        raise RuntimeError(f"weights do not fit the module: {sorted(wrong)[0]} is on one side only")

@@ -152,10 +152,14 @@ class Policy(nn.Module, ABC):
 
     spec: PolicySpec
     vocabulary: InstructionVocabulary
+    frozen_names: frozenset[str] = frozenset()
+    """Weights that never change and that everybody who builds the policy has: they are not published."""
 
     @abstractmethod
-    def forward(self, obs: ObservationTensors) -> PolicyOutput:
-        """The actor alone."""
+    def forward(self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"] | None = None) -> PolicyOutput:
+        """The actor alone. A policy that chooses one token after another answers, for each place, what it makes of it
+        after the ``tokens`` before; who recomputes log-probabilities always gives them.
+        """
 
     @abstractmethod
     def features(self, obs: ObservationTensors) -> Float[Tensor, "B F"]:
@@ -191,7 +195,7 @@ class Policy(nn.Module, ABC):
         self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"]
     ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K D"]]:
         """Log-probabilities of ``tokens`` and the entropies of their distributions, float32."""
-        return token_log_probs(self.forward(obs).logits, tokens)
+        return token_log_probs(self.forward(obs, tokens).logits, tokens)
 
 
 def token_log_probs(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from configs.openvla import OpenVLAConfig
 from configs.policy import PolicyConfig, SmallVLAConfig
 from policies.base import Policy, PolicySpec
+from policies.openvla.policy import make_openvla
 from policies.small_vla import SmallVLA
 
-POLICIES: dict[type[PolicyConfig], Callable[[PolicyConfig, PolicySpec], Policy]] = {SmallVLAConfig: SmallVLA}
+POLICIES: dict[type[PolicyConfig], Callable[[Any, PolicySpec], Policy]] = {
+    SmallVLAConfig: SmallVLA,
+    OpenVLAConfig: make_openvla,
+}
 """Networks are imported with this module, so ``policies.base.make_policy`` imports it late."""

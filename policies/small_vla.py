@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from configs.policy import SmallVLAConfig
@@ -174,8 +174,8 @@ class SmallVLA(Policy):
         self.proprio_mean.copy_(mean)
         self.proprio_scale.copy_(1 / deviation.clamp(min=1e-3))
 
-    def forward(self, obs: ObservationTensors) -> PolicyOutput:
-        """The actor alone."""
+    def forward(self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"] | None = None) -> PolicyOutput:
+        """The actor alone; its tokens do not depend on each other."""
         output: PolicyOutput = self.actor(obs, self._proprio(obs))
         return output
 

@@ -1,0 +1,85 @@
+"""How large a policy is, counted from shapes: no weight is read or made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.openvla import OpenVLAConfig
+from configs.policy import PolicyConfig
+from policies.base import PolicySpec
+
+FLOAT32, BFLOAT16 = 4, 2
+"""Bytes a number."""
+KEPT_PER_TOKEN = 16
+"""Numbers of a layer's width that a Llama layer keeps for its backward pass, per token (norms, projections, feed-forward)."""
+
+
+@dataclass(frozen=True)
+class PolicySize:
+    """Numbers are weights; bytes are what they take."""
+
+    trained: int
+    """Weights that the policy loss or the value loss trains; always float32."""
+    frozen: int
+    frozen_bytes: int
+    head: int
+    """Weights of the output layer as it is built, and ``head_full`` as it would be with every token."""
+    head_full: int
+    activation_bytes: int
+    """What one decision's backward pass keeps."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """One copy."""
+        return self.trained * FLOAT32 + self.frozen_bytes
+
+    @property
+    def training_bytes(self) -> int:
+        """Gradients and AdamW's two moments, beside the weights."""
+        return 3 * self.trained * FLOAT32
+
+    @property
+    def published_bytes(self) -> int:
+        """One version on its way to inference."""
+        return self.trained * FLOAT32
+
+
+def _openvla(config: OpenVLAConfig, spec: PolicySpec) -> PolicySize:
+    import torch
+
+    from policies.openvla.building import adapt, model_shape
+    from policies.openvla.network import Network
+    from policies.openvla.value import ValueHead
+
+    shape = model_shape(config)
+    with torch.device("meta"):
+        network = Network(shape, slim=config.slim)
+        adapt(network, config)
+        value = ValueHead(1, network.width, config.value_width)
+    weights = list(network.parameters())
+    trained = sum(each.numel() for each in [*weights, *value.parameters()] if each.requires_grad)
+    frozen = [each for each in weights if not each.requires_grad]
+    patches = sum(tower.shape.patches for tower in shape.towers[:1]) * len(spec.cameras)
+    tokens = patches + PROMPT_TOKENS + spec.chunk * spec.action_dim
+    layers = int(network.language_model.config.num_hidden_layers)
+    kept = layers + KEPT_PER_TOKEN if config.checkpointing else layers * KEPT_PER_TOKEN
+    number = BFLOAT16 if config.frozen_dtype == "bfloat16" else FLOAT32
+    return PolicySize(
+        trained, sum(each.numel() for each in frozen), sum(each.numel() * each.element_size() for each in frozen),
+        (shape.bins if config.slim else shape.rows) * network.width, shape.rows * network.width,
+        tokens * kept * network.width * number,
+    )  # fmt: skip
+
+
+PROMPT_TOKENS = 32
+"""Of a usual instruction."""
+SIZES: dict[type[PolicyConfig], Callable[[Any, PolicySpec], PolicySize]] = {OpenVLAConfig: _openvla}
+"""Class of the policy's config to its size; policies too small to matter have none."""
+
+
+def policy_size(config: PolicyConfig, spec: PolicySpec) -> PolicySize | None:
+    """Of the policy, or None where it does not matter. Raises what building it would."""
+    count = SIZES.get(type(config))
+    return None if count is None else count(config, spec)
