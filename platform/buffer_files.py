@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,10 @@ def _save_shard(folder: Path, arrays: Arrays, previous: Path | None, known: dict
         before = previous / SHARDS / name
         # One that decayed on the disk must not be passed on under a new, matching hash.
         if before.is_file() and file_sha256(before) == digest:
-            os.link(before, target)
-            return name
+            # Some file systems know no links, or no more of them to this file: the shard is written again there.
+            with suppress(OSError):
+                os.link(before, target)
+                return name
     save_arrays_file(target, arrays)
     return name
 

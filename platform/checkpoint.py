@@ -48,7 +48,7 @@ def write_checkpoint(
     Raises ResourceError when the disk refuses; what was there before stays.
     """
     target = folder / f"{step:06d}"
-    if target.exists():
+    if target.exists() and not _is_torn(target):
         return target
     buffers = {name: states[name] for name in BUFFERS if name in states}
     others = {name: state for name, state in states.items() if name not in buffers}
@@ -65,6 +65,18 @@ def write_checkpoint(
         for old in complete(folder)[:-keep]:
             shutil.rmtree(old)
     return target
+
+
+def _is_torn(target: Path) -> bool:
+    """Whether it does not verify; then it is removed: a run that went on from an older one comes by here again."""
+    try:
+        verify_folder(target)
+    except CheckpointError as error:
+        log.warning("a torn checkpoint is written anew: %s", error)
+        with disk_errors(target):
+            shutil.rmtree(target)
+        return True
+    return False
 
 
 def _point_last(folder: Path, name: str) -> None:

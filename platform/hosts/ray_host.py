@@ -227,7 +227,8 @@ class RayHost:
         """Of roles, then of services: roles tell them the last, and what a dead one had is given back."""
         asked = {name: actor.state.remote() for name, actor in self._present().items() if name not in skip}
         found = self._of_roles(asked)
-        return found | answers({name: a.call.remote("state") for name, a in self._services.items()})
+        asked = {name: actor.call.remote("state") for name, actor in self._services.items()}
+        return found | answers(asked, answer_s=self._answer_s)
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
