@@ -40,5 +40,6 @@ class TrialsConfig:
     """Seconds after which a trial that does not end is an error."""
 
     def __post_init__(self) -> None:
+        self.tasks = list(dict.fromkeys(self.tasks))
         self.choices = list(dict.fromkeys(self.choices))
         self.perturbations = list(dict.fromkeys(self.perturbations))

@@ -100,6 +100,23 @@ def test_the_threshold_holds_on_real_and_imagined_frames_and_travels_with_the_we
     assert copy.threshold == model.threshold
 
 
+def test_a_threshold_that_nobody_measured_is_that_of_the_config() -> None:
+    """Weights that were calibrated under another one do not bring it along."""
+    stored = Brightness(SPEC, reward_config(calibration="platt", threshold=0.9))
+    calibrate(stored, frames([10, 200, 220, 250], [0, 0, 1, 1]), None, encode=encode)
+    ours = Brightness(SPEC, reward_config(calibration="platt", threshold=0.6))
+    ours.load_state_dict(stored.state_dict())
+    assert ours.threshold == 0.6
+
+
+def test_frames_of_one_class_leave_scale_and_offset_as_they_were() -> None:
+    """An online draw without a success must not undo what was fitted to thousands of frames."""
+    model = Brightness(SPEC, reward_config(calibration="platt"))
+    model.calibrate(scale=0.5, offset=-2.0, threshold=0.9)
+    calibrate(model, frames([10, 200, 220], [0, 0, 0]), None, encode=encode)
+    assert (float(model.get_buffer("scale")), float(model.get_buffer("offset"))) == (0.5, -2.0)
+
+
 def test_without_calibration_there_is_nothing_to_carry() -> None:
     """Weights of uncalibrated models keep their names."""
     plain = RewardModel(SPEC, reward_config())

@@ -152,3 +152,9 @@ def test_counts_rates_and_differences_by_hand() -> None:
     text = table_markdown(table, {"actor": "still", "env": "easy", "conditions": {}})
     assert "| **all** | 11 | 8 | 1 | 80.0 % | 49.0 to 94.3 |" in text
     assert "| hard, greedy | 30.0 % | 10.8 to 60.3 | -50.0 |" in text
+
+
+def test_a_task_that_is_named_twice_counts_once() -> None:
+    """Its trials twice would make the interval narrower than it is."""
+    given = load_config(EvaluateConfig, ["env=tabletop", "evaluation.tasks=[1,0,1]"])
+    assert given.evaluation.tasks == [1, 0]

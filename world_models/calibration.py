@@ -106,11 +106,13 @@ def calibrate(
     """Fit the model's calibration to held-out frames, put it into the model, and say what it gave.
 
     ``real`` frames come as often as they do; scale and offset are theirs alone. A threshold for ``false_success`` must
-    hold on ``imagined`` frames as well, whose label is the real outcome.
+    hold on ``imagined`` frames as well, whose label is the real outcome. Frames of one class alone tell nothing of the
+    scale: then the one before stays.
     """
     config = model.config
     logits, success = judge_logits(model, real, encode), real.label > 0.5
-    scale, offset = fit_scale(logits, success, config.calibration)
+    one_class = success.all() or not success.any()
+    scale, offset = model.fitted if one_class else fit_scale(logits, success, config.calibration)
     probabilities = _sigmoid(scale * logits + offset)
     threshold = config.threshold
     if config.false_success is not None:

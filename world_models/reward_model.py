@@ -50,8 +50,13 @@ class SuccessModel(nn.Module):
 
     @property
     def threshold(self) -> float:
-        """Success probability above which an imagined episode terminates."""
-        return float(self.get_buffer("cut")) if self.config.calibrated else self.config.threshold
+        """Success probability above which an imagined episode terminates: the config's, unless it was to be measured."""
+        return self.config.threshold if self.config.false_success is None else float(self.get_buffer("cut"))
+
+    @property
+    def fitted(self) -> tuple[float, float]:
+        """Scale and offset in force; (1, 0) before the first calibration."""
+        return float(self.get_buffer("scale")), float(self.get_buffer("offset"))
 
     def calibrate(self, *, scale: float, offset: float, threshold: float) -> None:
         """From now on the probability is ``sigmoid(scale * logit + offset)``, and success what passes ``threshold``."""
