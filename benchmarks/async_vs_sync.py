@@ -1,6 +1,6 @@
 """Wall time for the same number of policy updates: every preset of ``configs/sync`` against the synchronous loop.
 
-    python benchmarks/async_vs_sync.py [--quick] [--seeds 3] [--turns 60] [--out FOLDER]
+    python benchmarks/async_vs_sync.py [--quick] [--seeds 1] [--turns 12] [--out FOLDER]
 
 The environment (``waiting_env.py``) waits 10 ms a step in the median, as a simulator in another process does, and computes
 nothing; the learner computes. A first run measures both halves of the synchronous loop, and the number of environment slots
@@ -17,7 +17,8 @@ synchronous loop that we can offer. Every run has one torch thread per role, the
 number of turns. Times are taken from the metrics between an early turn and the last one: start-up counts nowhere.
 
 ``share_of_limit`` is the share of time in which the busier half (the learner, or the slots) had work: 1 is the
-bottleneck's own rate. Takes about 25 minutes on two idle cores, less than a minute with ``--quick`` (one preset only).
+bottleneck's own rate. Takes about 20 minutes a seed on two cores that do nothing else, two to three with ``--quick`` (one preset,
+smaller turns).
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         axis.bar_label(axis.bar(places, bars, width, label=mode), fmt="%.2f", fontsize=8)
     for place, case in enumerate(SIGMA):
         axis.hlines(TARGET[case], place - 0.45, place + 0.45, color="black", linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(SIGMA)), ["10 ms each", f"median 10 ms, sigma {SIGMA['tails']:.0f}"])
+    axis.set_xticks(range(len(SIGMA)), ["10 ms each", f"median 10 ms, sigma {SIGMA['tails']:g}"])
     axis.set_ylabel("turns per second, synchronous loop = 1\n(dotted: target)")
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -236,7 +237,7 @@ def main() -> None:
         "--out", type=Path, default=None, help="folder of the runs; runs that are there are not repeated"
     )
     options = parser.parse_args()
-    size = Size(6, 32, 4, 1, ("async_partial",)) if options.quick else Size(24, 128, 128, 2, presets())
+    size = Size(6, 32, 4, 1, ("async_partial",)) if options.quick else Size(12, 128, 128, 1, presets())
     size = replace(size, turns=options.turns or size.turns, seeds=options.seeds or size.seeds)
     folder = options.out or Path("outputs") / "async_vs_sync" / time.strftime("%Y-%m-%d_%H-%M-%S")
     began = time.monotonic()
