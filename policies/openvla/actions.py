@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class OpenVLATokenizer(ActionTokenizer):
         low, high = self._bounds()
         return (high - low) / np.float32(self.bins - 1)
 
-    def encode(self, actions: NDArray[np.floating]) -> NDArray[np.int16]:
+    def encode(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.int16]:
         """Tokens ``[..., D]`` of env actions ``[..., D]``; values outside the range are clipped."""
         low, high = (bound.astype(np.float64) for bound in self._bounds())
         raw = np.asarray(actions, dtype=np.float64)
@@ -50,7 +50,7 @@ class OpenVLATokenizer(ActionTokenizer):
         tokens: NDArray[np.int16] = (np.digitize(scaled, np.linspace(-1, 1, self.bins)) - 1).astype(np.int16)
         return tokens
 
-    def decode(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+    def decode(self, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Env actions ``[..., D]`` float32 of ``tokens`` ``[..., D]``: bin centres, un-normalised."""
         assert tokens.size == 0 or (tokens.min() >= 0 and tokens.max() < self.bins), "token outside the bins"
         low, high = (bound.astype(np.float64) for bound in self._bounds())
