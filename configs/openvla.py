@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from configs.errors import ConfigError
-from configs.fields import NaturalInt, PositiveFloat, PositiveInt, component
+from configs.fields import NaturalInt, PositiveInt, component
 
 
 @component
@@ -65,7 +65,7 @@ class OpenVLAConfig:
     """Do not train the language model, except for what ``lora_rank`` adds."""
     lora_rank: NaturalInt = 0
     """Rank of the low-rank updates of the language model's linear layers; 0 is none. Above 0 its own weights are frozen."""
-    lora_alpha: PositiveFloat = 16.0
+    lora_alpha: PositiveInt = 16
     """Their scale times the rank."""
     checkpointing: bool = False
     """Compute the language model's activations again in the backward pass instead of keeping them."""
