@@ -258,13 +258,18 @@ class InferenceService:
             self._next_ticket = state["next_ticket"]
             self._batcher = Batcher(self._max_batch, self._max_wait_s)
             self._answered = {}
-            for held in state["queue"]:
-                fields = {name: value for name, value in held.items() if name != "ticket"}
-                self._add(held["ticket"], Observation(**fields))
-            self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
+            self._answers = {}
+            if self._exact:
+                self._load_requests(state)
             self._copies.forget()
             if state["held"] is not None:
                 self._copies.resume(state["held"]["version"], state["held"]["weights"])
+
+    def _load_requests(self, state: State) -> None:
+        for held in state["queue"]:
+            fields = {name: value for name, value in held.items() if name != "ticket"}
+            self._add(held["ticket"], Observation(**fields))
+        self._answers = {int(ticket): Decisions(**a) for ticket, a in state["answers"].items()}
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes, waits and times; every replica counts itself."""

@@ -84,6 +84,7 @@ class Rollout:
         self._gamma = gamma
         self._max_steps = max_steps
         self._segment = segment
+        self._exact = exact
         self._waits = exact or not env.overlaps
         self._stall_s = stall_s
         self._sampler = sampler
@@ -352,7 +353,7 @@ class Rollout:
         }
 
     def load(self, state: State) -> None:
-        """Continue from ``state``."""
+        """Continue from ``state``. What was asked on the serial host is asked anew on another."""
         self._steps.load(state["steps"])
         if self._sampler is not None and state["outcomes"] is not None:
             self._sampler.load(state["outcomes"])
@@ -361,8 +362,9 @@ class Rollout:
             return
         self._env.load(state["env"])
         self._episodes = {int(slot): EpisodeBuilder(**fields) for slot, fields in state["episodes"].items()}
-        now = time.monotonic()
-        self._requests = [Request(held["ticket"], held["slots"], now) for held in state["requests"]]
+        if self._exact:
+            now = time.monotonic()
+            self._requests = [Request(held["ticket"], held["slots"], now) for held in state["requests"]]
 
     def metrics(self) -> dict[str, float]:
         """Times, how full the slots were, and the outcomes of the episodes that ended."""

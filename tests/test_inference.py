@@ -248,3 +248,16 @@ def test_the_report_adds_up_the_counts_of_a_run(tmp_path: Path) -> None:
         "batches": {"up_to_4": 7, "up_to_8": 1},
         "waits": {"longer": 1},
     }
+
+
+def test_what_waited_on_the_serial_host_is_asked_anew_on_another() -> None:
+    serial, context = service(MarkContext(), store_with(0)), MarkContext()
+    serial.submit(observation(1.0))
+    other = service(context, store_with(0), exact=False)
+    other.load(serial.state())
+    ticket = other.submit(observation(2.0))
+    while (answer := other.wait_for(ticket, 0.1)) is None:
+        other.step()
+    other.close()
+    check(answer, 2.0, version=0)
+    assert context.sizes() == [1], "nobody holds the other host's ticket"
