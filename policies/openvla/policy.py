@@ -117,7 +117,7 @@ class OpenVLA(Policy):
         with torch.no_grad():
             return self._states(obs).float().flatten(1)
 
-    def value(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+    def value(self, features: Float[Tensor, "*B F"]) -> Float[Tensor, "*B"]:
         """The critic, float32."""
         values: Tensor = self.value_head(features)
         return values

@@ -26,12 +26,12 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+    def forward(self, features: Float[Tensor, "*B F"]) -> Float[Tensor, "*B"]:
         """Values in float32 of ``Q * E`` numbers each."""
         with torch.autocast(features.device.type, enabled=False):
-            states = self.norm(features.float().reshape(len(features), self.states, -1))
+            states = self.norm(features.float().unflatten(-1, (self.states, -1)))
             key, value = self.key_value(states).chunk(2, dim=-1)
             scores = ((key + self.step) @ self.query) / key.shape[-1] ** 0.5
-            pooled = (scores.softmax(dim=-1).unsqueeze(-1) * (value + self.step)).sum(dim=1)
+            pooled = (scores.softmax(dim=-1).unsqueeze(-1) * (value + self.step)).sum(dim=-2)
             values: Tensor = self.out(F.gelu(self.hidden(pooled))).squeeze(-1)
         return values
