@@ -29,7 +29,7 @@ class ValueHead(nn.Module):
     def forward(self, features: Float[Tensor, "*B F"]) -> Float[Tensor, "*B"]:
         """Values in float32 of ``Q * E`` numbers each."""
         with torch.autocast(features.device.type, enabled=False):
-            states = self.norm(features.float().unflatten(-1, (self.states, -1)))
+            states = self.norm(features.float().reshape(*features.shape[:-1], self.states, -1))
             key, value = self.key_value(states).chunk(2, dim=-1)
             scores = ((key + self.step) @ self.query) / key.shape[-1] ** 0.5
             pooled = (scores.softmax(dim=-1).unsqueeze(-1) * (value + self.step)).sum(dim=-2)
