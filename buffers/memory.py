@@ -7,28 +7,23 @@ Arguments and results are plain dataclasses and arrays: the buffer works the sam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
+from buffers.batches import OutcomeBatch, StartBatch, WindowBatch
 from buffers.gather import gather_outcomes, gather_records, gather_starts, gather_windows
-from buffers.index import SPLITS, Split, is_held_out
-from buffers.lending import candidates, choose, expire_stale, make_room
-from buffers.limiter import check_limiter
-from buffers.records import Record, RecordSpec
-from buffers.samples import Admitted, Gate, SampleState, Stock, Traffic
+from buffers.index import Kind, Split
+from buffers.records import Record, RecordBatch, RecordSpec
+from buffers.samples import SampleState
 from buffers.sampling import check_priorities
 from buffers.shelf import Shelf, bytes_per_row, plan_spill
 from buffers.spill import spill_folder
 from buffers.supply import Supply
-from configs.errors import ConfigError, DataError, ReplayError
+from configs.errors import ConfigError, ReplayError
 from configs.system import BufferConfig
-
-__all__ = ["Admitted", "Lease", "MemoryBuffer", "OutcomeBatch", "StartBatch", "Stock", "WindowBatch"]
 
 
 class MemoryBuffer(Supply):
@@ -45,106 +40,40 @@ class MemoryBuffer(Supply):
         ``config.memory_bytes`` has none for what never leaves memory, or when the limiter could only wait. ResourceError
         when frames cannot spill into ``spill_dir``.
         """
-        super().__init__(spec, config, name=name)
         self.row_bytes = bytes_per_row(spec, config.sampling)
-        """What one row costs; a record of T decisions takes T + 1."""
-        capacity = config.max_bytes // self.row_bytes
-        longest = spec.max_decisions + 1
+        capacity, longest = config.max_bytes // self.row_bytes, spec.max_decisions + 1
         if capacity < longest:
             raise ConfigError(
                 f"max_bytes={config.max_bytes} has no room for one episode",
                 where=f"buffers.{name}.max_bytes",
                 remedy=f"give at least {longest * self.row_bytes}",
             )
-        if config.limiter is not None:
-            check_limiter(
-                config.limiter,
-                longest=spec.max_decisions,
-                capacity=capacity * spec.max_decisions // longest,
-                where=f"buffers.{name}.limiter",
-            )
+        super().__init__(
+            spec, config, seed=seed, name=name, most_decisions=capacity * spec.max_decisions // longest
+        )
         spill = plan_spill(spec, config, capacity, folder=spill_folder(spill_dir), name=name)
         self._shelf = Shelf(spec, capacity, config.sampling, spill)
-        self._generator = np.random.default_rng(seed)
 
-    def append(self, record: Record, sample_id: int | None = None) -> int:
-        """Store a copy; its id (``sample_id`` if given: that sample must be running, in the record's attempt).
+    @property
+    def _stored(self) -> Shelf:
+        return self._shelf
 
-        DataError when the record does not fit the spec, ReplayError when the sample or the room is not there; then
-        nothing is stored.
-        """
-        record.check(self.spec, where=f"buffer {self.name}")
-        return self._append(record, sample_id)
+    def _place(self, record: Record) -> int:
+        start, victims = self._shelf.plan(record.length, self._lifecycle.leased_ids())
+        for victim in victims:
+            self._shelf.remove(victim)
+            if self._lifecycle.state_of(victim) is SampleState.BUFFERED:
+                self._lifecycle.expire([victim])
+        return start
 
-    def extend(self, records: Sequence[Record]) -> list[int]:
-        """Store several records that were never admitted. All are checked before the first is stored."""
-        for number, record in enumerate(records):
-            record.check(self.spec, where=f"buffer {self.name}, record {number}")
-        with self._lock:
-            return [self._append(record, None) for record in records]
+    def _keep(self, key: int, place: int, record: Record, split: Split) -> None:
+        self._shelf.put(key, place, record, split)
 
-    def _append(self, record: Record, sample_id: int | None) -> int:
-        demonstration = record.source == "demonstration"
-        if demonstration and sample_id is not None:
-            raise DataError(
-                "a demonstration cannot be an admitted sample",
-                where=f"buffer {self.name}",
-                remedy="drop sample_id",
-            )
-        split: Split = "held_out" if is_held_out(record.episode_id, self._config.held_out) else "train"
-        with self._lock:
-            self._await_insert(record.length)
-            if sample_id is not None:
-                self._lifecycle.check_store(sample_id, record.attempt)
-            start, victims = self._shelf.plan(record.length, self._lifecycle.leased_ids())
-            for victim in victims:
-                self._shelf.remove(victim)
-                if self._lifecycle.state_of(victim) is SampleState.BUFFERED:
-                    self._lifecycle.expire([victim])
-            if demonstration:
-                key = self._lifecycle.reserve_id()
-            else:
-                key = self._lifecycle.store(sample_id, record.length, version=int(record.version[0]))
-                self._traffic.completed += 1
-                self._traffic.completed_decisions += record.length
-            self._shelf.put(key, start, record, split)
-            self._inserted(record.length)
-        return key
+    def _records(self, ids: Sequence[int]) -> RecordBatch:
+        return gather_records(self._shelf.rows, [self._shelf.items[key] for key in ids])
 
-    def lease(self, decisions: int, *, prefer_recent: bool = False, gate: Gate | None = None) -> Lease | None:
-        """Lend samples with at least ``decisions`` decisions together, or None when there are too few.
-
-        The least used come first, and the first admitted among those, so that nothing starves; ``prefer_recent``
-        takes the last admitted among those. ``gate`` says how old they may be (see ``Gate``).
-        """
-        assert decisions > 0
-        with self._lock:
-            gate = gate or Gate(oldest=0)
-            self._traffic.dropped += expire_stale(self._shelf, self._lifecycle, gate)
-            offered = candidates(self._shelf, self._lifecycle, gate, prefer_recent=prefer_recent)
-            if sum(candidate.decisions for candidate in offered) < gate.store:
-                return None
-            ids = choose(offered, decisions, gate.on_policy)
-            if ids is None:
-                missing = math.ceil(gate.on_policy * decisions)
-                self._traffic.dropped += make_room(self._shelf, self._lifecycle, offered, missing)
-                return None
-            batch = gather_records(self._shelf.rows, [self._shelf.items[key] for key in ids])
-            traffic, self._traffic = self._traffic, Traffic()
-            return Lease(self._lifecycle.lease(ids, asked=decisions), ids, batch, traffic)
-
-    def commit(self, lease_id: int) -> None:
-        """The learner trained on the lease: one use more. ReplayError when the lease is not open.
-
-        At ``reuse_limit`` a sample is consumed; its frames stay for the models until evicted.
-        """
-        with self._lock:
-            self._lifecycle.commit(lease_id)
-
-    def release(self, lease_id: int) -> None:
-        """The learner did not train on the lease. ReplayError when it is not open."""
-        with self._lock:
-            self._lifecycle.release(lease_id)
+    def _count(self, kind: Kind, split: Split) -> int:
+        return self._shelf.index.count(kind, split)
 
     def windows(
         self,
@@ -232,14 +161,6 @@ class MemoryBuffer(Supply):
             )
             return gather_outcomes(self._shelf.rows, self._shelf.items, rows, successes)
 
-    def _rng(self, generator: np.random.Generator | None) -> np.random.Generator:
-        return self._generator if generator is None else generator
-
-    def ids(self, split: Split | None = None) -> list[int]:
-        """Stored records, oldest first."""
-        with self._lock:
-            return [item.id for item in self._shelf.items.values() if split in (None, item.split)]
-
     def get(self, key: int) -> Record:
         """A copy of a stored record; ReplayError when it is not (or no longer) stored."""
         with self._lock:
@@ -260,31 +181,16 @@ class MemoryBuffer(Supply):
     def stats(self) -> dict[str, Any]:
         """Counts for metrics and for callers that must wait: items, bytes, decisions, rows by kind, lifecycle."""
         with self._lock:
-            count = self._shelf.index.count
-            decisions = {split: count("decision", split) for split in SPLITS}
             return {
-                "items": len(self._shelf.items),
-                "held_out_items": sum(item.split == "held_out" for item in self._shelf.items.values()),
-                "bytes": self._shelf.used_rows * self.row_bytes,
+                **self._supply_stats(),
                 "capacity_bytes": self._shelf.rows.capacity * self.row_bytes,
                 "lost_items": 0,
-                "decisions": sum(decisions.values()),
-                "train_decisions": decisions["train"],
-                "held_out_decisions": decisions["held_out"],
-                "train_successes": count("success", "train"),
-                "held_out_successes": count("success", "held_out"),
-                "uses_per_sample": self._lifecycle.uses_per_sample(),
-                "lifecycle": self._lifecycle.counts(),
             }
 
     def state(self) -> dict[str, Any]:
         """Arrays and JSON types from which ``load`` continues exactly; open leases are written as buffered."""
         with self._lock:
-            return {
-                "shelf": self._shelf.state(),
-                "generator": self._generator.bit_generator.state,
-                **self._supply_state(),
-            }
+            return {"shelf": self._shelf.state(), **self._supply_state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Become the buffer that ``state`` describes; call ``reissue`` unless running samples go on.
@@ -294,7 +200,6 @@ class MemoryBuffer(Supply):
         with self._lock:
             self._shelf.load(state["shelf"], where=f"buffers.{self.name}")
             self._load_supply(state)
-            self._generator.bit_generator.state = state["generator"]
 
     def close(self) -> None:
         """Free the memory; the buffer cannot be used any more."""

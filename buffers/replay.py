@@ -1,9 +1,7 @@
 """What a replay buffer is, wherever it keeps its records: ``MemoryBuffer`` and ``ReverbBuffer`` keep this contract.
 
-Four sides use it. Collectors admit, append, fail and reissue samples. The policy learner leases samples, trains, and
-commits or releases. The models draw windows, starts and outcomes. The run saves, loads, counts and closes.
-
-No call waits for ever: what had to wait too long raises ReplayTimeout.
+Four sides use it, each by a protocol of its own, so that a role works on an object or on an actor's proxy, and on what a test
+or a dataset puts in its place. No call waits for ever: what had to wait too long raises ReplayTimeout.
 """
 
 from __future__ import annotations
@@ -20,24 +18,23 @@ from buffers.records import Record, RecordSpec
 from buffers.samples import Admission, Admitted, Gate, Stock
 
 
-class ReplayBuffer(Protocol):
-    """Thread-safe. Oldest records leave when room is needed; samples that are leased stay until the lease ends."""
-
-    spec: RecordSpec
-    name: str
-
-    # Collectors
+class Collecting(Protocol):
+    """A collector's side."""
 
     def admit(self, wanted: int, admission: Admission, owner: str = "") -> list[Admitted]:
-        """At most ``wanted`` samples that the collector ``owner`` may start."""
+        """At most ``wanted`` samples that the collector ``owner`` may start, as far as admission allows."""
         ...
 
     def room(self, admission: Admission) -> int:
         """Samples that admission would allow now."""
         ...
 
-    def fail(self, sample_ids: Sequence[int]) -> None:
-        """Samples end without a record."""
+    def append(self, record: Record, sample_id: int | None = None) -> int:
+        """Store a copy of a finished sample, whole or not at all; its id."""
+        ...
+
+    def extend(self, records: Sequence[Record]) -> list[int]:
+        """Store records that were never admitted (imagined segments); all are checked before the first is stored."""
         ...
 
     def reissue(self, sample_ids: Sequence[int] | None = None) -> None:
@@ -48,18 +45,12 @@ class ReplayBuffer(Protocol):
         """The same for the samples that run at the collector ``owner``; how many."""
         ...
 
-    def append(self, record: Record, sample_id: int | None = None) -> int:
-        """Store a copy, whole or not at all; its id."""
-        ...
 
-    def extend(self, records: Sequence[Record]) -> list[int]:
-        """Store records that were never admitted; all are checked before the first is stored."""
-        ...
-
-    # The policy learner
+class Learning(Protocol):
+    """A policy learner's side."""
 
     def lease(self, decisions: int, *, prefer_recent: bool = False, gate: Gate | None = None) -> Lease | None:
-        """Samples with at least ``decisions`` decisions together, or None while there are too few."""
+        """Samples with at least ``decisions`` decisions that pass the gate, or None while there are too few."""
         ...
 
     def commit(self, lease_id: int) -> None:
@@ -70,27 +61,31 @@ class ReplayBuffer(Protocol):
         """It did not."""
         ...
 
-    def advance(self, version: int) -> None:
-        """A version was published."""
-        ...
-
-    def stock(self) -> Stock:
-        """What can be leased, is leased, and is on its way."""
-        ...
-
     def available_decisions(self) -> int:
         """Decisions that could be leased now."""
         ...
+
+    def advance(self, version: int) -> None:
+        """A version was published: collectors may start that version's samples. The same version again gives them another
+        budget under it.
+        """
+        ...
+
+    def oldest_version(self) -> int | None:
+        """Oldest version of a decision that runs, waits or is lent; None when there is none."""
+        ...
+
+
+class Running(Protocol):
+    """The inference service's side of ``B_real``."""
 
     def running_before(self, version: int) -> int:
         """Running samples that were started under an earlier version."""
         ...
 
-    def oldest_version(self) -> int | None:
-        """Oldest version of a decision that runs, waits or is lent."""
-        ...
 
-    # The models
+class Modelling(Protocol):
+    """The world models' side of ``B_real``. Draws raise ReplayError where there is nothing."""
 
     def windows(
         self,
@@ -102,7 +97,7 @@ class ReplayBuffer(Protocol):
         episode_start: bool = False,
         generator: np.random.Generator | None = None,
     ) -> WindowBatch:
-        """Windows around decisions that the buffer's sampling chooses."""
+        """Windows of consecutive decisions, where the buffer's sampling chooses; with ``episode_start`` from decision 0 on."""
         ...
 
     def starts(
@@ -116,7 +111,7 @@ class ReplayBuffer(Protocol):
         split: Split = "train",
         generator: np.random.Generator | None = None,
     ) -> StartBatch:
-        """States to imagine from, ``first`` of them episode starts."""
+        """States to imagine from, ``first`` of them episode starts, with what really followed."""
         ...
 
     def outcomes(
@@ -130,6 +125,27 @@ class ReplayBuffer(Protocol):
         """Frames labelled by success."""
         ...
 
+    def stats(self) -> dict[str, Any]:
+        """Counts and bytes: what could be drawn now."""
+        ...
+
+
+class ReplayBuffer(Collecting, Learning, Running, Modelling, Protocol):
+    """All of it, and what the run itself asks for. Thread-safe. Oldest records leave when room is needed; samples that are leased
+    stay until the lease ends.
+    """
+
+    spec: RecordSpec
+    name: str
+
+    def fail(self, sample_ids: Sequence[int]) -> None:
+        """Samples end without a record."""
+        ...
+
+    def stock(self) -> Stock:
+        """What can be leased, is leased, and is on its way."""
+        ...
+
     def prioritise(
         self, ids: NDArray[np.int64], t: NDArray[np.int64], priorities: NDArray[np.float64]
     ) -> int:
@@ -139,8 +155,6 @@ class ReplayBuffer(Protocol):
         not draw by priority.
         """
         ...
-
-    # The run
 
     def ids(self, split: Split | None = None) -> list[int]:
         """Stored records, oldest first."""
@@ -152,10 +166,6 @@ class ReplayBuffer(Protocol):
 
     def episodes(self, split: Split | None = None, *, limit: int | None = None) -> list[Record]:
         """Copies of the ``limit`` newest records, oldest first."""
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """Counts and bytes."""
         ...
 
     def state(self) -> dict[str, Any]:

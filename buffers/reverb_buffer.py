@@ -8,19 +8,17 @@ the records stored since are lost, counted (``lost_items``) and told.
 
 from __future__ import annotations
 
-import math
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
+from buffers.batches import OutcomeBatch, StartBatch, WindowBatch
 from buffers.gather import gather_records
 from buffers.index import SPLITS, Split
-from buffers.lending import candidates, choose, expire_stale, make_room
-from buffers.records import RecordSpec
+from buffers.records import RecordBatch
 from buffers.reverb_draws import Drawn, ReverbDraws
 from buffers.reverb_items import record_of, store_of_records
 from buffers.reverb_store import ReverbStore
@@ -29,11 +27,10 @@ from buffers.reverb_tables import (
     whole_columns,
     window_columns,
 )
-from buffers.samples import Gate, SampleState, Traffic
+from buffers.samples import SampleState
 from buffers.sampling import check_priorities
 from configs.errors import ReplayError
-from configs.replay import PrioritySamplingConfig, ReverbConfig
-from configs.system import BufferConfig
+from configs.replay import PrioritySamplingConfig
 
 POP_AT_ONCE = 16
 """Samples taken from the server's queue in one call."""
@@ -42,55 +39,28 @@ POP_AT_ONCE = 16
 class ReverbBuffer(ReverbStore):
     """``B_real`` or ``B_img``. Thread-safe."""
 
-    def __init__(
-        self,
-        spec: RecordSpec,
-        config: BufferConfig,
-        reverb: ReverbConfig,
-        *,
-        seed: int,
-        name: str,
-        folder: Path | None = None,
-        modelled: bool = True,
-        keep: int = 2,
-    ) -> None:
-        """See ``ReverbStore``."""
-        super().__init__(
-            spec, config, reverb, seed=seed, name=name, folder=folder, modelled=modelled, keep=keep
-        )
-        self._draws = ReverbDraws(spec, reverb, lambda: self._ledger, self._draw, self._require)
+    @cached_property
+    def _draws(self) -> ReverbDraws:
+        return ReverbDraws(self.spec, self._reverb, lambda: self._ledger, self._draw, self._require)
 
     # The policy learner
 
-    def lease(self, decisions: int, *, prefer_recent: bool = False, gate: Gate | None = None) -> Lease | None:
-        """Lend samples; see ``MemoryBuffer.lease``."""
-        assert decisions > 0
-        with self._lock:
-            gate = gate or Gate(oldest=0)
-            while (ids := self._choose(decisions, gate, prefer_recent=prefer_recent)) is not None:
-                # What the server has lost is known only when it is asked: then others are chosen.
-                if self._remote(partial(self._stage, ids)):
-                    return self._lend(ids, decisions)
+    def _records(self, ids: Sequence[int]) -> RecordBatch | None:
+        """What the server has lost is known only when it is asked."""
+        self._unstage()
+        if not self._remote(lambda: self._stage(ids)):
             return None
-
-    def _choose(self, decisions: int, gate: Gate, *, prefer_recent: bool) -> list[int] | None:
-        self._traffic.dropped += expire_stale(self._ledger, self._lifecycle, gate)
-        offered = candidates(self._ledger, self._lifecycle, gate, prefer_recent=prefer_recent)
-        if sum(candidate.decisions for candidate in offered) < gate.store:
-            return None
-        ids = choose(offered, decisions, gate.on_policy)
-        if ids is None:
-            missing = math.ceil(gate.on_policy * decisions)
-            self._traffic.dropped += make_room(self._ledger, self._lifecycle, offered, missing)
-        return ids
-
-    def _lend(self, ids: list[int], decisions: int) -> Lease:
         records = [(self._ledger.items[key], self._staged[key]) for key in ids]
-        store, placed = store_of_records(self.spec, records)
-        traffic, self._traffic = self._traffic, Traffic()
-        return Lease(self._lifecycle.lease(ids, asked=decisions), ids, gather_records(store, placed), traffic)
+        return gather_records(*store_of_records(self.spec, records))
 
-    def _stage(self, ids: list[int]) -> bool:
+    def _unstage(self) -> None:
+        """What ended or left is not needed here any more."""
+        needed = (SampleState.BUFFERED, SampleState.LEASED)
+        ended = [key for key in self._staged if self._lifecycle.state_of(key) not in needed]
+        for key in ended:
+            del self._staged[key]
+
+    def _stage(self, ids: Sequence[int]) -> bool:
         """Have these samples' records here. False when one was lost; it has expired then."""
         waiting = self._home.link.info()[f"{self.name}/samples"].current_size
         while any(key not in self._staged for key in ids if key in self._ledger.items) and waiting:
@@ -112,17 +82,6 @@ class ReverbBuffer(ReverbStore):
         key = self._ledger.find(self._serial_of(sampled, whole=True))
         if key is not None and self._lifecycle.state_of(key) is SampleState.BUFFERED:
             self._staged[key] = record_of(self.spec, self._ledger.items[key], sampled)
-
-    def commit(self, lease_id: int) -> None:
-        """The learner trained on the lease: one use more. ReplayError when the lease is not open."""
-        with self._lock:
-            for key in self._lifecycle.commit(lease_id):
-                self._staged.pop(key, None)
-
-    def release(self, lease_id: int) -> None:
-        """The learner did not train on the lease. ReplayError when it is not open."""
-        with self._lock:
-            self._lifecycle.release(lease_id)
 
     # The models
 
@@ -219,6 +178,3 @@ class ReverbBuffer(ReverbStore):
     def _serial_of(self, sampled: Any, *, whole: bool) -> int:
         names = whole_columns(self.spec) if whole else window_columns(self.spec)
         return int(sampled[1][names.index(SERIAL)][0])
-
-    def _rng(self, generator: np.random.Generator | None) -> np.random.Generator:
-        return self._generator if generator is None else generator

@@ -90,11 +90,6 @@ class Ledger:
                 remedy="add such episodes first (held_out sets the held-out share)",
             )
 
-    @property
-    def rows(self) -> int:
-        """Rows of all records."""
-        return sum(item.length + 1 for item in self.items.values())
-
     def since(self, written: int) -> list[int]:
         """Records that were written after ``written`` serial numbers had been given."""
         return [key for key, serial in self._serials.items() if self.order(serial) > written]

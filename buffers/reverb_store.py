@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from buffers.columns import join_record, split_record
-from buffers.index import SPLITS, Split, is_held_out
-from buffers.limiter import check_limiter
+from buffers.index import Kind, Split
 from buffers.records import Record, RecordSpec
 from buffers.reverb_finder import Finder
 from buffers.reverb_home import ReverbHome
@@ -29,7 +26,7 @@ from buffers.reverb_tables import (
 from buffers.samples import SampleState
 from buffers.sampling import FIRST_PRIORITY
 from buffers.supply import Supply
-from configs.errors import CheckpointError, DataError, ReplayError
+from configs.errors import CheckpointError, ReplayError
 from configs.replay import ReverbConfig
 from configs.system import BufferConfig
 
@@ -53,17 +50,12 @@ class ReverbStore(Supply):
         keep: int = 2,
     ) -> None:
         """ConfigError when Reverb is not installed, cannot do what ``config`` asks or has no room for one episode."""
-        super().__init__(spec, config, name=name)
-        self._reverb, self._modelled = reverb, modelled
         self._capacity = record_capacity(spec, config, name=name)
+        super().__init__(
+            spec, config, seed=seed, name=name, most_decisions=self._capacity * spec.max_decisions
+        )
+        self._reverb, self._modelled = reverb, modelled
         self.row_bytes = stored_row_bytes(spec)
-        if config.limiter is not None:
-            check_limiter(
-                config.limiter,
-                longest=spec.max_decisions,
-                capacity=self._capacity * spec.max_decisions,
-                where=f"buffers.{name}.limiter",
-            )
         self._home = ReverbHome(
             table_specs(spec, config, name=name, modelled=modelled),
             reverb,
@@ -72,7 +64,6 @@ class ReverbStore(Supply):
             keep=keep,
         )
         self._ledger = Ledger()
-        self._generator = np.random.default_rng(seed)
         self._staged: dict[int, Record] = {}
         """Samples taken from the server's queue that were not consumed yet."""
         self._finder = Finder(spec, f"{name}/records")
@@ -83,55 +74,31 @@ class ReverbStore(Supply):
 
     # Storing
 
-    def append(self, record: Record, sample_id: int | None = None) -> int:
-        """Store a copy; see ``MemoryBuffer.append``. Answers when the server has it."""
-        record.check(self.spec, where=f"buffer {self.name}")
-        return self._append(record, sample_id)
+    @property
+    def _stored(self) -> Ledger:
+        return self._ledger
 
-    def extend(self, records: Sequence[Record]) -> list[int]:
-        """Store several records that were never admitted. All are checked before the first is stored."""
-        for number, record in enumerate(records):
-            record.check(self.spec, where=f"buffer {self.name}, record {number}")
-        with self._lock:
-            return [self._append(record, None) for record in records]
+    def _place(self, record: Record) -> int:
+        """Its serial number, once the server has it."""
+        self._make_place()
+        return self._remote(lambda: self._write(record))
 
-    def _append(self, record: Record, sample_id: int | None) -> int:
-        demonstration = record.source == "demonstration"
-        if demonstration and sample_id is not None:
-            raise DataError(
-                "a demonstration cannot be an admitted sample",
-                where=f"buffer {self.name}",
-                remedy="drop sample_id",
-            )
-        with self._lock:
-            self._await_insert(record.length)
-            if sample_id is not None:
-                self._lifecycle.check_store(sample_id, record.attempt)
-            self._make_place()
-            serial = self._remote(lambda: self._write(record, leased=not demonstration))
-            if demonstration:
-                key = self._lifecycle.reserve_id()
-            else:
-                key = self._lifecycle.store(sample_id, record.length, version=int(record.version[0]))
-                self._traffic.completed += 1
-                self._traffic.completed_decisions += record.length
-            self._ledger.add(key, serial, record, self._split_of(record))
-            self._inserted(record.length)
-            if self._home.due():
-                self._remote(lambda: self._checkpoint(lasting=False))
-        return key
+    def _keep(self, key: int, place: int, record: Record, split: Split) -> None:
+        self._ledger.add(key, place, record, split)
+        if self._home.due():
+            self._remote(lambda: self._checkpoint(lasting=False))
 
-    def _split_of(self, record: Record) -> Split:
-        return "held_out" if is_held_out(record.episode_id, self._config.held_out) else "train"
+    def _count(self, kind: Kind, split: Split) -> int:
+        return self._ledger.count(kind, split)
 
-    def _write(self, record: Record, *, leased: bool) -> int:
+    def _write(self, record: Record) -> int:
         """Under a serial number of its own, so that what fails half-way never counts."""
         serial = self._ledger.next_serial()
         draft = Ledger()
         draft.add(0, serial, record, self._split_of(record))
         items = items_of(
-            self.spec, self._reverb, self.name, draft.items[0], serial=serial, leased=leased,
-            modelled=self._modelled, priority=self._largest_priority,
+            self.spec, self._reverb, self.name, draft.items[0], serial=serial,
+            leased=record.source != "demonstration", modelled=self._modelled, priority=self._largest_priority,
         )  # fmt: skip
         self._home.link.write(arrays_of(self.spec, record, serial), items)
         return serial
@@ -159,11 +126,6 @@ class ReverbStore(Supply):
         self._staged.pop(key, None)
 
     # Whole records
-
-    def ids(self, split: Split | None = None) -> list[int]:
-        """Stored records, oldest first."""
-        with self._lock:
-            return [item.id for item in self._ledger.items.values() if split in (None, item.split)]
 
     def get(self, key: int) -> Record:
         """A copy of a stored record; ReplayError when it is not (or no longer) stored."""
@@ -205,21 +167,10 @@ class ReverbStore(Supply):
     def stats(self) -> dict[str, Any]:
         """See ``MemoryBuffer.stats``; bytes are those before the server compresses them."""
         with self._lock:
-            count = self._ledger.count
-            decisions = {split: count("decision", split) for split in SPLITS}
             return {
-                "items": len(self._ledger.items),
-                "held_out_items": sum(item.split == "held_out" for item in self._ledger.items.values()),
-                "bytes": self._ledger.rows * self.row_bytes,
+                **self._supply_stats(),
                 "capacity_bytes": self._capacity * (self.spec.max_decisions + 1) * self.row_bytes,
                 "lost_items": self._lost,
-                "decisions": sum(decisions.values()),
-                "train_decisions": decisions["train"],
-                "held_out_decisions": decisions["held_out"],
-                "train_successes": count("success", "train"),
-                "held_out_successes": count("success", "held_out"),
-                "uses_per_sample": self._lifecycle.uses_per_sample(),
-                "lifecycle": self._lifecycle.counts(),
             }
 
     def server_pid(self) -> int | None:
@@ -238,7 +189,6 @@ class ReverbStore(Supply):
                 "ledger": self._ledger.state(),
                 "largest_priority": self._largest_priority,
                 "lost": self._lost,
-                "generator": self._generator.bit_generator.state,
                 **self._supply_state(),
             }
 
@@ -270,7 +220,6 @@ class ReverbStore(Supply):
             self._safe = self._ledger.written
             self._largest_priority, self._lost = state["largest_priority"], state["lost"]
             self._load_supply(state)
-            self._generator.bit_generator.state = state["generator"]
 
     def close(self) -> None:
         """End the server if it is this run's; the buffer cannot be used any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .services import Running
+from buffers.replay import Running
 
 
 class Drain:

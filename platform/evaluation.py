@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from buffers.replay import Modelling
 from configs.system import EvaluationConfig
 
 from .context import BEST, POLICY, Context
@@ -18,7 +19,6 @@ from .learners import policy_waits_for_models
 from .metrics import Averages, SuccessRate
 from .model_watch import ModelWatch
 from .role import State
-from .services import Modelling
 from .weights import Board, Published, Weights, load_arrays
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from buffers.records import Record
+from buffers.replay import Collecting, Modelling
 from buffers.samples import Admission
 from configs.world_model import ImaginationConfig
 from world_models.schedules import ScheduleInputs, gated_horizon, make_schedule
@@ -25,7 +26,6 @@ from .guard import Guard
 from .metrics import Averages
 from .model_watch import believed
 from .role import State
-from .services import Collecting, Modelling
 from .weights import Board, Weights, load_arrays
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from buffers.replay import Running
 from configs.system import InferenceConfig
 
 from .batching import Batcher, Histogram, Request, buckets
@@ -20,7 +21,6 @@ from .envs.base import Observation
 from .metrics import Averages, Count
 from .noise import decision_noise
 from .role import State
-from .services import Running
 from .weights import Weights, module_arrays
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from buffers.replay import Modelling
+
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .metrics import Averages
 from .model_batches import ObsModelBatches, RewardModelBatches
 from .role import State
-from .services import Modelling
 from .weights import Board, Weights, load_arrays, module_arrays
 
 if TYPE_CHECKING:

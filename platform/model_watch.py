@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from buffers.replay import Modelling
+
 from .context import FILM, OBS_MODEL, REWARD_MODEL, Context
 from .quality import held_out_films
 from .role import State
-from .services import Modelling
 from .storage import disk_errors
 from .weights import Weights, load_arrays
 

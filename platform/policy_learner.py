@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from buffers.replay import Learning
 from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig
 
 from .acceleration import OptimizerStep, Precision, accelerator, autocast, summed
@@ -19,7 +20,6 @@ from .metrics import Averages
 from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
 from .ranks import Team
 from .role import State
-from .services import Learning
 from .staleness import Rules, lag_statistics, lengths, spans
 from .weights import Board, Weights, load_arrays, module_arrays
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from buffers.replay import ReplayBuffer
+from buffers.replay import Modelling, ReplayBuffer
 
 from .context import OBS_MODEL, REWARD_MODEL, Context
-from .services import Modelling
 from .weights import Arrays, load_arrays
 
 if TYPE_CHECKING:

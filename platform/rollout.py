@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from buffers.replay import Collecting
 from buffers.samples import Admission, Admitted
 from configs.errors import StallError
 
@@ -16,7 +17,6 @@ from .episode import EpisodeBuilder
 from .inference import InferenceClient, concatenate
 from .metrics import Averages
 from .role import State
-from .services import Collecting
 from .slots import Occupancy, Request, Slots, Start, Stepping
 from .step_count import StepCount
 from .weights import Board
