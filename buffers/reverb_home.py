@@ -152,7 +152,8 @@ class ReverbHome:
         assert self._process is not None
         self._process.stop()
         self._newest = path
-        self._lasting = [path]
+        # What a later part of the run left is in nobody's way until newer ones come.
+        self._lasting = [*sorted(each for each in path.parent.iterdir() if each != path), path]
         self.link = self._connect(path)
 
     def close(self) -> None:

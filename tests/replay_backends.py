@@ -20,7 +20,7 @@ from buffers.reverb_tables import stored_row_bytes, table_specs
 from buffers.shelf import bytes_per_row
 from configs.replay import PrioritySamplingConfig, ReverbConfig
 from configs.system import BufferConfig
-from tests.records_helper import make_spec
+from tests.records_helper import make_record, make_spec
 
 SPEC = make_spec()
 LONGEST = SPEC.max_decisions + 1
@@ -124,3 +124,8 @@ class Maker:
     def close(self) -> None:
         for buffer in self._made:
             buffer.close()
+
+
+def fill(buffer: ReplayBuffer, lengths: list[int], **facts: Any) -> list[int]:
+    """Store a record of each length."""
+    return buffer.extend([make_record(SPEC, i, length, **facts) for i, length in enumerate(lengths)])

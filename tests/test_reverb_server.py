@@ -15,7 +15,7 @@ import pytest
 from buffers import reverb_package
 from buffers.reverb_package import require_reverb
 from buffers.reverb_tables import table_specs
-from buffers.samples import Admission
+from buffers.samples import Admission, Gate
 from configs.errors import CheckpointError, ConfigError, ReplayError
 from configs.replay import RecencySamplingConfig, ReverbConfig
 from tests.records_helper import assert_same_record, make_record
@@ -109,6 +109,7 @@ def test_a_killed_server_is_started_again_and_says_what_was_lost(
     for key, record in enumerate(kept):
         assert_same_record(record, buffer.get(key))
 
+    buffer.state()
     buffer.load(state)
     assert buffer.ids() == [0, 1]
     assert buffer.stats()["lost_items"] == 0
@@ -118,6 +119,18 @@ def test_a_killed_server_is_started_again_and_says_what_was_lost(
     assert again is not None
     np.testing.assert_array_equal(again.batch.values, lease.batch.values)
 
+    new = buffer.append(make_record(SPEC, 4, 8, version=7))
+    assert buffer.lease(8, gate=Gate(oldest=7)) is not None
+    assert set(buffer._staged) == {*again.ids, new}, "what is lent stays here"
+    buffer.commit(again.lease_id)
+    buffer.append(make_record(SPEC, 5, 8, version=8))
+    assert buffer.lease(8, gate=Gate(oldest=8)) is not None
+    assert not set(buffer._staged) & set(again.ids), "what was consumed does not"
+
+    for _ in range(2):
+        state = buffer.state()
+    saved = (folder / state["server"]["path"]).parent
+    assert len(list(saved.iterdir())) == 2, "also those from before the resume leave"
     torn = folder / state["server"]["path"] / "chunks.tfrecord"
     torn.write_bytes(torn.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"missing or torn.*older checkpoint"):
