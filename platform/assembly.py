@@ -188,12 +188,13 @@ def rank_names(config: TrainConfig) -> list[str]:
 def _place_policy_learner(
     host: Host, config: TrainConfig, context: Context, services: Services, part: Shares
 ) -> None:
-    build = partial(_policy_learner, context, config, services, part)
     own_gpu = config.learner.ranks > 1 and context.device == "cuda"
+    train = partial(_policy_trainer, context, config, services)
     ranks = [
-        host.place_rank(name, partial(RankWorker, build), own_gpu=own_gpu) for name in rank_names(config)
+        host.place_rank(name, partial(RankWorker, train), own_gpu=own_gpu) for name in rank_names(config)
     ]
-    host.place_role("policy_learner", partial(build, ranks), own_gpu=own_gpu)
+    build = partial(_policy_learner, context, config, services, part, ranks)
+    host.place_role("policy_learner", build, own_gpu=own_gpu)
 
 
 def _env(config: TrainConfig, slots: int) -> DecisionEnv:
@@ -264,14 +265,20 @@ def _imagination(context: Context, config: TrainConfig, services: Services, admi
     )  # fmt: skip
 
 
+def _policy_trainer(context: Context, config: TrainConfig, services: Services) -> Any:
+    """Of one rank; whoever is one of several has joined the others before."""
+    from .policy_trainer import PolicyTrainer
+
+    return PolicyTrainer(
+        context, config.algorithm, services.store, bound=staleness_rules(config).bound,
+        discount=config.algorithm.gamma**config.policy.replan, max_turns=config.run.stop.updates,
+        precision=config.run.precision,
+    )  # fmt: skip
+
+
 def _policy_learner(
-    context: Context,
-    config: TrainConfig,
-    services: Services,
-    part: Shares,
-    colleagues: Sequence[Colleague] = (),
+    context: Context, config: TrainConfig, services: Services, part: Shares, colleagues: Sequence[Colleague]
 ) -> Any:
-    """Rank 0 with its ``colleagues``, or one of them."""
     from .policy_learner import PolicyLearner
 
     team = gather(colleagues, address=_own_address(config), device=context.device)
@@ -281,12 +288,11 @@ def _policy_learner(
         retired_decisions=part.retired_decisions,
         turns_per_publish=config.sync.updates_per_publish,
         rules=staleness_rules(config),
-        discount=config.algorithm.gamma**config.policy.replan,
         max_turns=config.run.stop.updates,
     )
     return PolicyLearner(
-        context, config.algorithm, pacing, services.real, services.imagined, services.store, services.store,
-        precision=config.run.precision, team=team,
+        _policy_trainer(context, config, services), pacing, services.real, services.imagined, services.store,
+        services.store, team=team,
     )  # fmt: skip
 
 

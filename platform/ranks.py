@@ -54,16 +54,13 @@ class Share:
     """Turns before this one."""
 
 
-class Learner(Protocol):
+class Trainer(Protocol):
     """What is trained over ranks."""
 
     version: int
     turns: int
-
-    @property
-    def averages(self) -> Averages:
-        """Metrics since they were last taken."""
-        ...
+    averages: Averages
+    """Metrics since they were last taken."""
 
     def train(self, batches: list[RecordBatch]) -> DecisionBatch:
         """One turn's updates on this rank's share; every rank must train at the same time."""
@@ -87,34 +84,34 @@ class Colleague(Protocol):
 
 
 class RankWorker:
-    """A rank above 0: has a learner like rank 0's and trains it on what it is given."""
+    """A rank above 0: has a trainer like rank 0's and trains it on what it is given."""
 
-    def __init__(self, build: Callable[[], Learner]) -> None:
+    def __init__(self, build: Callable[[], Trainer]) -> None:
         self._build = build
-        self._learner: Learner | None = None
+        self._trainer: Trainer | None = None
 
     def join(self, seat: Seat) -> None:
-        """Take a place in the group, then build the learner: what it is made of asks for its rank."""
+        """Take a place in the group, then build the trainer: what it is made of asks for its rank."""
         join(_store(seat.address, seat.port, is_master=False), seat)
-        self._learner = self._build()
+        self._trainer = self._build()
 
     def turn(self, share: Share) -> Averages:
         """Train; what was measured."""
-        learner = self._joined()
-        learner.version, learner.turns = share.version, share.turns
-        learner.train(share.batches)
+        trainer = self._joined()
+        trainer.version, trainer.turns = share.version, share.turns
+        trainer.train(share.batches)
         measured = Averages()
-        measured.merge(learner.averages)
-        learner.averages.take()
+        measured.merge(trainer.averages)
+        trainer.averages.take()
         return measured
 
     def load(self, state: State) -> None:
         """Continue from rank 0's ``state``."""
         self._joined().load(state)
 
-    def _joined(self) -> Learner:
-        assert self._learner is not None, "a rank works once it has joined"
-        return self._learner
+    def _joined(self) -> Trainer:
+        assert self._trainer is not None, "a rank works once it has joined"
+        return self._trainer
 
 
 class Team:
@@ -123,18 +120,18 @@ class Team:
     def __init__(self, colleagues: Sequence[Colleague] = ()) -> None:
         self._colleagues = list(colleagues)
 
-    def turn(self, learner: Learner, batches: list[RecordBatch]) -> DecisionBatch:
+    def turn(self, trainer: Trainer, batches: list[RecordBatch]) -> DecisionBatch:
         """Train on ``batches``, shared out among the ranks; rank 0's batch, with the versions of all decisions.
 
         RoleFailure naming the rank that died. One that fails and lives leaves the others waiting: its host tells.
         """
         own, *others = shares_of(batches, 1 + len(self._colleagues))
         tickets = [
-            (colleague, colleague.begin("turn", Share(share, learner.version, learner.turns)))
+            (colleague, colleague.begin("turn", Share(share, trainer.version, trainer.turns)))
             for colleague, share in zip(self._colleagues, others, strict=True)
         ]
         try:
-            batch = learner.train(own)
+            batch = trainer.train(own)
         except RuntimeError:
             # A rank that died comes up here as a lost connection.
             for colleague, ticket in tickets:
@@ -142,7 +139,7 @@ class Team:
                     colleague.finish(ticket, BLAME_S)
             raise
         for colleague, ticket in tickets:
-            learner.averages.merge(colleague.finish(ticket))
+            trainer.averages.merge(colleague.finish(ticket))
         return replace(
             batch,
             version=np.concatenate([part.version.ravel() for part in batches]),

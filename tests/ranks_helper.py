@@ -53,6 +53,7 @@ def make_learner(
     """A learner with its own store and its own buffers of random records (rank 0 is the one who leases from them)."""
     from platform.context import ANCHOR, POLICY, make_context
     from platform.policy_learner import Pacing, PolicyLearner
+    from platform.policy_trainer import PolicyTrainer
     from platform.ranks import LOOPBACK, gather
     from platform.staleness import Rules
     from platform.weights import WeightStore, module_arrays
@@ -74,11 +75,17 @@ def make_learner(
         buffers.append(buffer)
     pacing = Pacing(
         real_decisions=21, imagined_decisions=43, retired_decisions=0, turns_per_publish=1, rules=Rules(),
-        discount=0.95, max_turns=100,
+        max_turns=100,
     )  # fmt: skip
-    return PolicyLearner(
-        context, settings.algorithm, pacing, buffers[0], buffers[1], store, store, precision="no", team=team
-    )
+    trainer = PolicyTrainer(
+        context, settings.algorithm, store, bound=pacing.rules.bound, discount=0.95, max_turns=100, precision="no"
+    )  # fmt: skip
+    return PolicyLearner(trainer, pacing, buffers[0], buffers[1], store, store, team=team)
+
+
+def make_trainer(overrides: tuple[str, ...]) -> Any:
+    """What a rank above 0 has of it."""
+    return make_learner(overrides).trainer
 
 
 class Piped:
@@ -110,10 +117,10 @@ class Piped:
 
 
 def everywhere(learner: Any, function: Callable[[Any], Any]) -> list[Any]:
-    """``function(learner)`` on every rank at the same time; the answers by rank."""
+    """``function(trainer)`` on every rank at the same time; the answers by rank."""
     colleagues = learner._team._colleagues
     tickets = [colleague.begin("run", function) for colleague in colleagues]
-    own = function(learner)
+    own = function(learner.trainer)
     return [own, *(colleague.finish(ticket) for colleague, ticket in zip(colleagues, tickets, strict=True))]
 
 
@@ -155,7 +162,7 @@ def on_ranks(ranks: int, scenario: Callable[[Any], Any], *overrides: str) -> Any
 def _rank_zero(
     pipe: Connection, ranks: int, scenario: Callable[[Any], Any], overrides: tuple[str, ...]
 ) -> None:
-    build = partial(make_learner, overrides)
+    build = partial(make_trainer, overrides)
     colleagues = tuple(Piped(f"policy_learner_{rank}", build) for rank in range(1, ranks))
     try:
         answer = (True, scenario(make_learner(overrides, colleagues)))

@@ -31,14 +31,14 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 def hurried_after(learner: Any, updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """``cut_short`` comes in the middle of actor update ``updates`` (from 1)."""
-    update = learner._update_actor
+    update = learner.trainer.update_actor
 
     def watched(pieces: Any) -> None:
-        if learner.updates + 1 == updates:
+        if learner.trainer.updates + 1 == updates:
             learner.cut_short()
         update(pieces)
 
-    monkeypatch.setattr(learner, "_update_actor", watched)
+    monkeypatch.setattr(learner.trainer, "update_actor", watched)
 
 
 def test_a_turn_ends_after_the_update_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +46,14 @@ def test_a_turn_ends_after_the_update_under_way(monkeypatch: pytest.MonkeyPatch)
     hurried_after(learner, 2, monkeypatch)
     before = weights(learner)
     assert learner.step()
-    assert (learner.updates, learner.turns, learner.version) == (2, 1, 1)
+    assert (learner.trainer.updates, learner.turns, learner.version) == (2, 1, 1)
     assert changed(before, weights(learner))
     counts = learner._buffers["real"].stats()
     assert counts["lifecycle"]["leased"] == 0
     assert counts["uses_per_sample"] > 0, "a shorter turn is a turn"
     assert learner.step()
     assert learner.turns == 2
-    assert learner.updates > 4, "the next one is whole"
+    assert learner.trainer.updates > 4, "the next one is whole"
 
 
 def test_a_turn_without_an_update_is_given_up() -> None:
@@ -64,7 +64,7 @@ def test_a_turn_without_an_update_is_given_up() -> None:
     after = learner.state()
     assert not changed(before["policy"], after["policy"])
     assert not changed(before["anchor"], after["anchor"])
-    assert (learner.updates, learner.turns, learner.version) == (0, 0, 0)
+    assert (learner.trainer.updates, learner.turns, learner.version) == (0, 0, 0)
     assert after["shuffle"] == before["shuffle"]
     assert learner._buffers["real"].state()["lifecycle"]["samples"] == lifecycle
     assert learner.step()

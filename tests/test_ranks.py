@@ -21,53 +21,53 @@ UNEVEN = (
 """A turn of 64 decisions or more: four updates an epoch, each in micro-batches of whatever a rank holds of it."""
 
 
-def weights(learner: Any) -> dict[str, Any]:
+def weights(trainer: Any) -> dict[str, Any]:
     from platform.weights import module_arrays
 
-    anchor = {f"anchor/{name}": array for name, array in module_arrays(learner._anchor).items()}
-    return module_arrays(learner.policy) | anchor
+    anchor = {f"anchor/{name}": array for name, array in module_arrays(trainer.anchor).items()}
+    return module_arrays(trainer.policy) | anchor
 
 
-def watch(learner: Any) -> None:
+def watch(trainer: Any) -> None:
     """Plain descent, whose steps are the gradients, and every turn's batch kept for the test to see."""
     import torch
 
-    for part in (learner._actor, learner._critic):
+    for part in (trainer.actor, trainer.critic):
         part.optimizer = torch.optim.SGD(part._parameters, lr=0.1)
         part._learning_rate = 0.1
-    train = learner.train
+    train = trainer.train
 
     def kept(batches: list[Any]) -> Any:
-        learner.kept = train(batches)
-        return learner.kept
+        trainer.kept = train(batches)
+        return trainer.kept
 
-    learner.train = kept
-
-
-def advantages(learner: Any) -> Any:
-    return learner.kept.advantages.numpy()
+    trainer.train = kept
 
 
-def skipped(learner: Any) -> tuple[int, int]:
-    return learner._actor.skipped, learner._critic.skipped
+def advantages(trainer: Any) -> Any:
+    return trainer.kept.advantages.numpy()
 
 
-def poison(learner: Any) -> None:
+def skipped(trainer: Any) -> tuple[int, int]:
+    return trainer.actor.skipped, trainer.critic.skipped
+
+
+def poison(trainer: Any) -> None:
     """The next gradients of this rank's actor are not finite."""
-    backward = learner._actor.backward
+    backward = trainer.actor.backward
 
     def poisoned(loss: Any) -> None:
         backward(loss)
-        learner._actor._parameters[0].grad.fill_(math.inf)
+        trainer.actor._parameters[0].grad.fill_(math.inf)
 
-    learner._actor.backward = poisoned
-
-
-def fall_over(learner: Any) -> None:
-    learner.train = lambda batches: os._exit(1)
+    trainer.actor.backward = poisoned
 
 
-def absent_gradients(learner: Any) -> tuple[float | None, list[float]]:
+def fall_over(trainer: Any) -> None:
+    trainer.train = lambda batches: os._exit(1)
+
+
+def absent_gradients(trainer: Any) -> tuple[float | None, list[float]]:
     """One step in which the first weight has a gradient on both ranks, the second on one, the third on none."""
     from platform.acceleration import OptimizerStep, accelerator
 

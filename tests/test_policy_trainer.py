@@ -1,4 +1,4 @@
-"""One update of the policy learner: micro-batches, the proximal policy, statistics by lag."""
+"""One update of the policy trainer: micro-batches, the proximal policy, statistics by lag."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from tests.run_helper import config
 DECISIONS = 24
 
 
-def learner(*overrides: str) -> Any:
-    """A policy learner without buffers."""
+def trainer(*overrides: str) -> Any:
+    """Of a policy that was never trained."""
     from platform.context import ANCHOR, POLICY, make_context
-    from platform.policy_learner import Pacing, PolicyLearner
-    from platform.ranks import Team
-    from platform.staleness import Rules
+    from platform.policy_trainer import PolicyTrainer
     from platform.weights import WeightStore, module_arrays
 
     settings = config("real", "algorithm.max_grad_norm=1e9", "algorithm.kl_anchor=0.1", *overrides)
@@ -27,11 +25,9 @@ def learner(*overrides: str) -> Any:
     store = WeightStore()
     store.publish(POLICY, 0, module_arrays(context.make_policy()))
     store.publish(ANCHOR, 0, module_arrays(context.make_policy()))
-    pacing = Pacing(32, 0, 0, turns_per_publish=1, rules=Rules(bound=9), discount=0.9, max_turns=10)
-    nothing: Any = None
-    return PolicyLearner(
-        context, settings.algorithm, pacing, nothing, nothing, store, store, precision="no", team=Team()
-    )  # fmt: skip
+    return PolicyTrainer(
+        context, settings.algorithm, store, bound=9, discount=0.9, max_turns=10, precision="no"
+    )
 
 
 def batch_for(trained: Any, *, with_proximal: bool) -> Any:
@@ -39,7 +35,7 @@ def batch_for(trained: Any, *, with_proximal: bool) -> Any:
     from platform.envs.base import Observation
     from platform.policy_batch import DecisionBatch, proximal_log_probs
 
-    context, rng = trained._context, np.random.default_rng(0)
+    context, rng = trained.context, np.random.default_rng(0)
     generator = torch.Generator().manual_seed(0)
     spec = context.env_spec
     observations = context.tensors(
@@ -81,10 +77,10 @@ def test_micro_batches_give_the_update_of_the_batch(objective: list[str], loss: 
     """Gradients of 24 decisions in one piece and in pieces of 5, with uneven valid tokens."""
     gradients = []
     for size in (DECISIONS, 5):
-        trained = learner(*objective)
-        batch = batch_for(trained, with_proximal=trained._recomputes)
+        trained = trainer(*objective)
+        batch = batch_for(trained, with_proximal=trained.recomputes)
         # Adam's first step is a sign: what is compared is the gradient that it is given.
-        optimizer = getattr(trained, f"_{loss}")
+        optimizer = getattr(trained, loss)
         taken: list[torch.Tensor] = []
         optimizer.optimizer.register_step_pre_hook(
             lambda stepped, *_, taken=taken: taken.extend(
@@ -92,9 +88,7 @@ def test_micro_batches_give_the_update_of_the_batch(objective: list[str], loss: 
                 if parameter.grad is not None
             )
         )  # fmt: skip
-        getattr(trained, f"_update_{loss}")(
-            [batch.take(rows) for rows in torch.arange(DECISIONS).split(size)]
-        )
+        getattr(trained, f"update_{loss}")([batch.take(rows) for rows in torch.arange(DECISIONS).split(size)])
         gradients.append(taken)
     assert len(gradients[0]) == len(gradients[1]) > 0
     assert max(float(gradient.abs().max()) for gradient in gradients[0]) > 1e-4
@@ -103,12 +97,12 @@ def test_micro_batches_give_the_update_of_the_batch(objective: list[str], loss: 
 
 
 def test_the_turn_keeps_the_proximal_policy_that_it_began_with() -> None:
-    trained = learner("algorithm=decoupled_ppo", "algorithm.learning_rate=1e-2")
+    trained = trainer("algorithm=decoupled_ppo", "algorithm.learning_rate=1e-2")
     batch = batch_for(trained, with_proximal=True)
     before = batch.proximal_log_probs.clone()
     for _ in range(2):
-        trained._update_actor([batch])
-    statistics = trained.metrics()
+        trained.update_actor([batch])
+    statistics = trained.averages.take()
     assert torch.equal(batch.proximal_log_probs, before)
     # Two looks: at the weights that the turn began with, and one step away.
     assert statistics["policy/proximal_approx_kl"] > 1e-6
@@ -117,7 +111,7 @@ def test_the_turn_keeps_the_proximal_policy_that_it_began_with() -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=" ".join)
 def test_statistics_are_reported_by_lag(objective: list[str]) -> None:
-    trained = learner(*objective)
-    trained._update_actor([batch_for(trained, with_proximal=trained._recomputes)])
-    names = {name for name in trained.metrics() if "/lag_" in name}
+    trained = trainer(*objective)
+    trained.update_actor([batch_for(trained, with_proximal=trained.recomputes)])
+    names = {name for name in trained.averages.take() if "/lag_" in name}
     assert {f"policy/effective_sample_size/lag_{lag}" for lag in ("0", "1", "2_3")} <= names
