@@ -50,77 +50,111 @@ def write_lerobot(
     tasks: list[str] | None = None, success: bool = True, images: bool = False, index: str = "task", camera: str = "top",
 ) -> Path:  # fmt: skip
     """A dataset as LeRobot's recorder lays it out: rows are env steps, the last one's action has no observation after it."""
-    import pyarrow
-    from pyarrow import parquet
-
     key, names = f"observation.images.{camera}", tasks or ["reach the blue block"]
-    proprio, dim = dims
     columns: dict[str, list[Any]] = {}
-    episodes, row = [], 0
-    picture: list[dict[str, Any]] = []
-    video = None if images else VideoWriter(folder / f"videos/{key}/chunk-000/file-000.mp4", size, FPS)
     for number, length in enumerate(lengths):
-        rng = np.random.default_rng(number)
-        steps = np.arange(length)
-        frames = frames_of(number, length, size)
-        if video is None:
-            picture += [{"bytes": png(frame), "path": None} for frame in frames]
-        else:
-            video.write(frames)
-        new: dict[str, Any] = {
-            "observation.state": np.stack([np.full(proprio, 100 * number + step) for step in steps]).tolist(),
-            "action": rng.uniform(-1, 1, (length, dim)).tolist(),
-            "timestamp": (steps / FPS).tolist(), "frame_index": steps.tolist(), "episode_index": [number] * length,
-            "index": (row + steps).tolist(), "task_index": [number % len(names)] * length,
-        }  # fmt: skip
-        if success:
-            done = (steps == length - 1).astype(float)
-            new |= {"next.reward": done.tolist(), "next.success": (done > 0).tolist()}
-        for name, values in new.items():
+        new = lerobot_steps(number, length, sum(lengths[:number]), dims, success=success)
+        for name, values in {**new, "task_index": [number % len(names)] * length}.items():
             columns.setdefault(name, []).extend(values)
-        episodes.append({
-            "episode_index": number, "tasks": [names[number % len(names)]], "length": length,
-            "dataset_from_index": row, "dataset_to_index": row + length, "data/chunk_index": 0, "data/file_index": 0,
-            f"videos/{key}/chunk_index": 0, f"videos/{key}/file_index": 0,
-            f"videos/{key}/from_timestamp": row / FPS, f"videos/{key}/to_timestamp": (row + length) / FPS,
-        })  # fmt: skip
-        row += length
-    if video is not None:
-        video.close()
+    videos = [frames_of(number, length, size) for number, length in enumerate(lengths)]
+    if not images:
+        write_video(folder / f"videos/{key}/chunk-000/file-000.mp4", videos, size)
+    tables = {
+        "data/chunk-000/file-000.parquet": lerobot_table(columns, {key: videos} if images else {}),
+        "meta/episodes/chunk-000/file-000.parquet": lerobot_episodes(lengths, key, names),
+        "meta/tasks.parquet": {"task_index": list(range(len(names))), index: names},
+    }
+    write_parquet(folder, tables)
+    info = lerobot_info(lengths, list(columns), dims, key, size, images=images) | {"total_tasks": len(names)}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    return folder
+
+
+def lerobot_steps(
+    number: int, length: int, before: int, dims: tuple[int, int], *, success: bool
+) -> dict[str, list[Any]]:
+    """Columns of one episode whose first row is ``before``."""
+    proprio, dim = dims
+    rng, steps = np.random.default_rng(number), np.arange(length)
+    columns: dict[str, list[Any]] = {
+        "observation.state": np.stack([np.full(proprio, 100 * number + step) for step in steps]).tolist(),
+        "action": rng.uniform(-1, 1, (length, dim)).tolist(),
+        "timestamp": (steps / FPS).tolist(), "frame_index": steps.tolist(), "episode_index": [number] * length,
+        "index": (before + steps).tolist(),
+    }  # fmt: skip
+    if success:
+        done = (steps == length - 1).astype(float)
+        columns |= {"next.reward": done.tolist(), "next.success": (done > 0).tolist()}
+    return columns
+
+
+def lerobot_table(
+    columns: dict[str, list[Any]], pictures: dict[str, list[NDArray[np.uint8]]]
+) -> dict[str, Any]:
+    """Columns with LeRobot's types; ``pictures`` by camera where frames lie in the table itself."""
+    import pyarrow
+
     floats = {"observation.state", "action"}
     table = {
-        n: pyarrow.array(v, pyarrow.list_(pyarrow.float32()) if n in floats else None)
-        for n, v in columns.items()
+        name: pyarrow.array(values, pyarrow.list_(pyarrow.float32()) if name in floats else None)
+        for name, values in columns.items()
     }
-    if images:
-        table[key] = pyarrow.array(
-            picture, pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-        )
-    tables = {
-        "data/chunk-000/file-000.parquet": pyarrow.table(table),
-        "meta/episodes/chunk-000/file-000.parquet": pyarrow.Table.from_pylist(episodes),
-        "meta/tasks.parquet": pyarrow.table({"task_index": list(range(len(names))), index: names}),
-    }
-    for name, each in tables.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(each, folder / name)
-    widths = {"observation.state": proprio, "action": dim}
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    for key, videos in pictures.items():
+        rows = [{"bytes": png(frame), "path": None} for frames in videos for frame in frames]
+        table[key] = pyarrow.array(rows, kind)
+    return table
+
+
+def lerobot_episodes(lengths: list[int], key: str, names: list[str]) -> list[dict[str, Any]]:
+    """One row an episode: where it lies in the table and in the video."""
+    ends = np.cumsum(lengths).tolist()
+    return [
+        {
+            "episode_index": number, "tasks": [names[number % len(names)]], "length": length,
+            "dataset_from_index": end - length, "dataset_to_index": end, "data/chunk_index": 0, "data/file_index": 0,
+            f"videos/{key}/chunk_index": 0, f"videos/{key}/file_index": 0,
+            f"videos/{key}/from_timestamp": (end - length) / FPS, f"videos/{key}/to_timestamp": end / FPS,
+        }
+        for number, (length, end) in enumerate(zip(lengths, ends, strict=True))
+    ]  # fmt: skip
+
+
+def lerobot_info(
+    lengths: list[int], columns: list[str], dims: tuple[int, int], key: str, size: tuple[int, int], *, images: bool
+) -> dict[str, Any]:  # fmt: skip
+    """``meta/info.json`` without the number of tasks."""
+    widths = dict(zip(("observation.state", "action"), dims, strict=True))
     features: dict[str, Any] = {
         name: {"dtype": "float32", "shape": [widths.get(name, 1)], "names": None} for name in columns
     }
-    features[key] = {
-        "dtype": "image" if images else "video",
-        "shape": [*size, 3],
-        "names": ["height", "width", "channels"],
-    }
-    info = {
-        "codebase_version": "v3.0", "robot_type": "test", "total_episodes": len(lengths), "total_frames": row,
-        "total_tasks": len(names), "fps": FPS, "features": features,
+    kind = "image" if images else "video"
+    features[key] = {"dtype": kind, "shape": [*size, 3], "names": ["height", "width", "channels"]}
+    return {
+        "codebase_version": "v3.0", "robot_type": "test", "total_episodes": len(lengths), "total_frames": sum(lengths),
+        "fps": FPS, "features": features,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     }  # fmt: skip
-    (folder / "meta/info.json").write_text(json.dumps(info))
-    return folder
+
+
+def write_video(path: Path, videos: list[NDArray[np.uint8]], size: tuple[int, int]) -> None:
+    """All episodes in one file, as LeRobot keeps them."""
+    video = VideoWriter(path, size, FPS)
+    for frames in videos:
+        video.write(frames)
+    video.close()
+
+
+def write_parquet(folder: Path, tables: dict[str, Any]) -> None:
+    """Tables of columns or of rows, by path."""
+    import pyarrow
+    from pyarrow import parquet
+
+    for name, table in tables.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        made = pyarrow.Table.from_pylist(table) if isinstance(table, list) else pyarrow.table(table)
+        parquet.write_table(made, folder / name)
 
 
 def write_libero(path: Path, lengths: list[int], *, after: bool = True, convention: str = "opengl") -> Path:
