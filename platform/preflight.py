@@ -72,9 +72,9 @@ def check_machine(config: ObsModelConfig) -> None:
         for require in (require for require, asked in wanted.items() if asked):
             require()
     if config.optimizer != "adamw":
-        from world_models.optimizers import require_heavyball
+        from world_models.optimizers import require_soap
 
-        require_heavyball()
+        require_soap()
 
 
 def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
