@@ -94,7 +94,9 @@ def run_case(case: str, host: Host, name: str, cycles: int, delay_s: float, seed
     for index in range(COLLECTORS):
         build = partial(Collector, f"rollout_{index}", buffer, store, rules, seed + index, delay_s)
         host.place_role(f"rollout_{index}", build)
-    host.place_role("policy_learner", partial(Learner, "policy_learner", buffer, store, rules, seed + 99, delay_s))
+    host.place_role(
+        "policy_learner", partial(Learner, "policy_learner", buffer, store, rules, seed + 99, delay_s)
+    )
     host.start()
     random, restores, progress = np.random.default_rng(seed), 0, Progress(case)
     pauses: list[float] = []
