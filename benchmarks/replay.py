@@ -1,7 +1,7 @@
 """Insert and sample rates of replay buffers: ours in memory, dm-reverb and torchrl, in one run on one machine.
 
 Episodes of 60 decisions at 64 and 224 pixels are stored and read back as windows of 5 decisions (a batch of 64) and as whole
-segments; then ours at capacities from 1e3 to 1e6 rows, all full, with frames of 32 pixels so that a million fit (5 GB). torchrl is used with
+segments; then ours at capacities from 1e3 to 1e6 rows, all full, with frames of 64 pixels (a million take 14 GB). torchrl is used with
 LazyMemmapStorage and SliceSampler, dm-reverb with a server in this process, TrajectoryWriter and its client; whoever is not
 installed is left out. Run with ``OMP_NUM_THREADS=1``. Writes ``results/replay.{json,png}``, prints a table and one JSON object as
 its last line. ``--quick``: a minute, fewer steps.
@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 LENGTH, WINDOW, BATCH, SEGMENTS = 60, 5, 64, 8
 """Decisions of an episode; decisions of a window; windows of a batch; episodes read as one batch of segments."""
 SIZES = (64, 224)
-CAPACITY_PIXELS = 32
+CAPACITY_PIXELS = 64
 CAPACITIES = (1_000, 10_000, 100_000, 1_000_000)
 
 
