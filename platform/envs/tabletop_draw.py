@@ -216,13 +216,14 @@ def _inks(
     inner = np.minimum(np.maximum(depth, 0), visible[..., None])
     outer -= inner
     inner *= of(things.filled)[..., None]
-    ink = outer[:, None] * (of(things.border_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
+    ink: Floats = outer[:, None] * (of(things.border_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
     ink += inner[:, None] * (of(things.fill_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
-    under = 1 - outer
+    under: Floats = 1 - outer
     under -= inner
     first = (np.arange(visible.shape[1]) * size + corner[..., 1]) * size + corner[..., 0]
     patch = np.arange(high)[:, None] * size + np.arange(wide)
-    return first[..., None] + patch.reshape(-1), under, ink
+    index: NDArray[np.int64] = first[..., None] + patch.reshape(-1)
+    return index, under, ink
 
 
 @lru_cache(maxsize=64)
