@@ -218,7 +218,7 @@ def _inks(
     inner *= of(things.filled)[..., None]
     ink: Floats = outer[:, None] * (of(things.border_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
     ink += inner[:, None] * (of(things.fill_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
-    under: Floats = 1 - outer
+    under: Floats = np.subtract(1, outer)
     under -= inner
     first = (np.arange(visible.shape[1]) * size + corner[..., 1]) * size + corner[..., 0]
     patch = np.arange(high)[:, None] * size + np.arange(wide)
