@@ -31,7 +31,7 @@ test: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MUJOCO_GL=$${MUJOCO_GL:-osmesa} $(BIN)/python -m pytest \
-		--numprocesses 2 --dist loadfile
+		--numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 train: setup
 	$(BIN)/python -m platform.demos env=tabletop_reach out=$(RUN)/demos

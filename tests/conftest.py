@@ -20,6 +20,17 @@ settings.register_profile("reverie", deadline=None)
 settings.load_profile("reverie")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers a file stays on one, and whole runs on Ray, which fill the machine, come last, one at a time."""
+
+    def on_ray(item: pytest.Item) -> bool:
+        return "ray" in item.path.stem.split("_")
+
+    items.sort(key=on_ray)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if on_ray(item) else item.path.stem))
+
+
 @pytest.fixture(scope="session", params=BACKENDS)
 def home(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
