@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from configs import introspect
 from configs.errors import ConfigError
 from configs.exchange import ExportConfig, ImportConfig, InspectConfig
+from configs.fresh import FreshConfig
 from configs.horizon import HorizonConfig
 from configs.mistakes import foreign_key, from_validation, nearest, unknown_key
 from configs.schema import DemosConfig, EvaluateConfig, PretrainConfig, TrainConfig
@@ -47,6 +48,7 @@ COMMANDS: dict[type, Command] = {
     ImportConfig: Command("import", spoken="demos import"),
     InspectConfig: Command("inspect", spoken="demos inspect"),
     HorizonConfig: Command("horizon"),
+    FreshConfig: Command("fresh"),
 }
 
 
