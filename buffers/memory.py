@@ -185,6 +185,7 @@ class MemoryBuffer(Supply):
                 **self._supply_stats(),
                 "capacity_bytes": self._shelf.rows.capacity * self.row_bytes,
                 "lost_items": 0,
+                "server_deaths": [],
             }
 
     def state(self) -> dict[str, Any]:
