@@ -30,7 +30,8 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MUJOCO_GL=$${MUJOCO_GL:-osmesa} $(BIN)/python -m pytest
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MUJOCO_GL=$${MUJOCO_GL:-osmesa} $(BIN)/python -m pytest \
+		--numprocesses 2 --dist loadfile
 
 train: setup
 	$(BIN)/python -m platform.demos env=tabletop_reach out=$(RUN)/demos

@@ -45,8 +45,8 @@ TARGET = {"equal": 1.9, "tails": 2.4}
 STEPS = 16
 """Env steps per decision."""
 PROBE_SLOTS = 8
-YIELDING = ("host=ray", "host.niceness.rollout=10", "host.niceness.inference=10")
-"""Collectors are ahead; on two cores they would slow the learner down."""
+SHARED = ("host=ray", f"host.learner_cores={1 if (os.cpu_count() or 1) > 1 else 0}")
+"""Collectors mostly wait, and one core does for all of them: the learner, which is the bottleneck, has one of its own."""
 COMMON = (
     "real", "env=gymnasium", "env.id=waiting_env:Waiting-v0", "env.camera_size=32", "env.max_episode_steps=96",
     "policy.width=192", "policy.layers=3", "policy.stem_channels=[32,64]", "policy.keypoints=8", "policy.bins=4",
@@ -91,7 +91,7 @@ def presets() -> tuple[str, ...]:
 def train(folder: Path, mode: str, case: str, slots: int, seed: int, size: Size) -> Run:
     """One run of ``platform.train``; an existing one is not repeated."""
     run = folder / f"{mode.replace(' ', '_')}_{case}_{slots}_{seed}"
-    placed = ("host=serial", "sync=on_policy") if mode == LOOP else (*YIELDING, f"sync={mode}")
+    placed = ("host=serial", "sync=on_policy") if mode == LOOP else (*SHARED, f"sync={mode}")
     if not (run / "summary.json").is_file():
         command = [
             sys.executable, "-m", "platform.train", *COMMON, *placed, f"run.dir={run}", f"run.seed={seed}",
@@ -232,13 +232,15 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one preset, few turns")
     parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--presets", default=None, help="some of: " + ", ".join(presets()))
     parser.add_argument("--turns", type=int, default=None)
     parser.add_argument(
         "--out", type=Path, default=None, help="folder of the runs; runs that are there are not repeated"
     )
     options = parser.parse_args()
     size = Size(6, 32, 4, 1, ("async_partial",)) if options.quick else Size(12, 128, 128, 1, presets())
-    size = replace(size, turns=options.turns or size.turns, seeds=options.seeds or size.seeds)
+    chosen = tuple(options.presets.split(",")) if options.presets else size.presets
+    size = replace(size, turns=options.turns or size.turns, seeds=options.seeds or size.seeds, presets=chosen)
     folder = options.out or Path("outputs") / "async_vs_sync" / time.strftime("%Y-%m-%d_%H-%M-%S")
     began = time.monotonic()
     runs = measure(folder, size)

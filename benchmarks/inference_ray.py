@@ -97,7 +97,7 @@ def through_ray(context: Context, bare: Bare, config: InferenceConfig, size: Siz
         )
         streams = -(-2 * -(-config.max_batch // ROWS) // PROCESSES)
         for index in range(PROCESSES):
-            name = f"collectors_{index}"
+            name = f"rollout_{index}"
             build = partial(Collectors, name, inference, store, streams, observations(context, ROWS))
             host.place_role(name, build)
         host.start()
@@ -109,7 +109,7 @@ def through_ray(context: Context, bare: Bare, config: InferenceConfig, size: Siz
         published = publish_meanwhile(host, store, arrays, size)
         host.pause(30.0)
         answers = host.states([])
-        logs = [answers[f"collectors_{index}"]["answers"] for index in range(PROCESSES)]
+        logs = [answers[f"rollout_{index}"]["answers"] for index in range(PROCESSES)]
         return ThroughRay(pairs, joined(rows), *after_publish(logs, published))
     finally:
         host.close()

@@ -4,7 +4,8 @@
 
 Both modes run on the serial host (deterministic), same policy, same objective, same update sizes; as many runs at once
 as there are cores. Real steps are counted in full: those of the critic's warm-up too. Demonstrations, which both modes
-start from, stand in a second column. Takes about 35 minutes on two cores; ``--quick`` does the same on less work.
+start from, stand in a second column. Takes about 35 minutes on two cores; ``--quick`` less than one: the
+same with tiny networks, which learn nothing.
 """
 
 from __future__ import annotations
@@ -41,10 +42,16 @@ class Size:
     every: int
     trials: int
     seeds: int
+    networks: tuple[str, ...] = ()
+    """Settings of their sizes, where they are not the default's."""
 
 
+TINY = (
+    "policy.width=32", "policy.layers=1", "policy.stem_channels=[8,16]", "world_model.obs_model.channels=[8,16]",
+    "world_model.reward_model.channels=[8,16]",
+)  # fmt: skip
 FULL = Size(2500, 600, 1300, 500, {"real": 110, "real+imagined": 110}, 10, 256, 3)
-QUICK = Size(300, 30, 20, 20, {"real": 4, "real+imagined": 4}, 2, 32, 1)
+QUICK = Size(150, 20, 10, 10, {"real": 4, "real+imagined": 4}, 2, 32, 1, TINY)
 
 
 def command(module: str, *arguments: str) -> None:
@@ -69,7 +76,7 @@ def prepare(folder: Path, size: Size) -> None:
         command(
             "pretrain", "all", ENV, "algorithm.gamma=0.95", f"data={folder / 'demos'}", f"out={folder / 'pretrained'}",
             f"policy_budget.updates={size.policy_updates}", f"obs_model_budget.updates={size.obs_model_updates}",
-            f"reward_model_budget.updates={size.reward_model_updates}",
+            f"reward_model_budget.updates={size.reward_model_updates}", *size.networks,
         )  # fmt: skip
 
 
@@ -81,7 +88,7 @@ def quickstart(prepared: Path, run: Path, size: Size) -> list[str]:
         f"evaluation.every={size.every}", f"evaluation.trials={size.trials}",
         f"evaluation.online_trials={size.trials}", "run.log_every_s=0.5", "run.checkpoint_every=0",
         # Turns end the runs, on a slow machine too.
-        "run.stop.wall_s=null",
+        "run.stop.wall_s=null", *size.networks,
     ]  # fmt: skip
 
 

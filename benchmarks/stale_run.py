@@ -34,6 +34,7 @@ ENV = "env=tabletop_reach"
 SMALL = ["policy.width=48", "policy.layers=1", "policy.stem_channels=[16,32]", "policy.keypoints=8"]
 """A quarter of the default policy's cost: sixty runs of it must fit into an afternoon."""
 ARMS = {
+    "gipo 0.1": ["algorithm=gipo", "algorithm.sigma=0.1"],
     "gipo 0.3": ["algorithm=gipo", "algorithm.sigma=0.3"],
     "gipo 0.5": ["algorithm=gipo", "algorithm.sigma=0.5"],
     "gipo 1.0": ["algorithm=gipo", "algorithm.sigma=1.0"],

@@ -92,9 +92,11 @@ def run_case(case: str, host: Host, name: str, cycles: int, delay_s: float, seed
     store.publish("policy", 0, {"weights": np.zeros(1000)})
     buffer.advance(0)
     for index in range(COLLECTORS):
-        build = partial(Collector, f"collector_{index}", buffer, store, rules, seed + index, delay_s)
-        host.place_role(f"collector_{index}", build)
-    host.place_role("learner", partial(Learner, "learner", buffer, store, rules, seed + 99, delay_s))
+        build = partial(Collector, f"rollout_{index}", buffer, store, rules, seed + index, delay_s)
+        host.place_role(f"rollout_{index}", build)
+    host.place_role(
+        "policy_learner", partial(Learner, "policy_learner", buffer, store, rules, seed + 99, delay_s)
+    )
     host.start()
     random, restores, progress = np.random.default_rng(seed), 0, Progress(case)
     pauses: list[float] = []
@@ -107,7 +109,7 @@ def run_case(case: str, host: Host, name: str, cycles: int, delay_s: float, seed
         late = host.pause(STALL_S)
         pauses.append(1e3 * (time.monotonic() - asked))
         assert not late, f"{late} did not stop"
-        learner = host.metrics()["learner"]
+        learner = host.metrics()["policy_learner"]
         audit(buffer, learner)
         if len(pauses) % 50 == 0:
             restore(buffer)

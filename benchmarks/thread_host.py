@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from platform.hosts.actors import RoleActor
 from platform.hosts.base import ANSWER_S, Health
+from platform.hosts.seat import Seat
 from platform.ranks import Colleague, RankWorker
 from platform.role import Role, State
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ class ThreadHost:
         recover: Callable[[], State | None] | None = None,
     ) -> Any:
         """A thread."""
-        self._actors[name] = RoleActor(name, build, 1)
+        self._actors[name] = RoleActor(name, build, Seat(threads=1))
 
     def place_rank(self, name: str, build: Callable[[], RankWorker], *, own_gpu: bool) -> Colleague:
         """A rank needs a process of its own."""

@@ -1,4 +1,4 @@
-"""Batches gathered from rows by fancy indexing; no Python loop touches an array.
+"""Batches gathered from rows; no Python loop touches an array.
 
 Row arithmetic: a record's rows are ``start .. start + length``; decision t is row ``start + t``.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from buffers.batches import OutcomeBatch, StartBatch, WindowBatch
@@ -16,6 +17,7 @@ from buffers.columns import IMAGE_PREFIX, Facts
 from buffers.records import Images, RecordBatch
 from buffers.rows import Rows, RowStore
 from buffers.shelf import Item
+from buffers.spill import SpilledColumn
 
 
 def gather_windows(
@@ -31,9 +33,9 @@ def gather_windows(
     mask = rows[:, None] + offsets < (start + length)[:, None]
     return WindowBatch(
         frames=_frames(store, observed),
-        proprio=store.arrays["proprio"][observed],
-        tokens=store.arrays["tokens"][decided],
-        valid=store.arrays["valid"][decided] & mask[..., None],
+        proprio=_spans(store.arrays["proprio"], observed),
+        tokens=_spans(store.arrays["tokens"], decided),
+        valid=_spans(store.arrays["valid"], decided) & mask[..., None],
         mask=mask,
         success_within=_success_within(facts, start + length - rows, steps),
         instructions=[fact.instruction for fact in facts],
@@ -53,7 +55,7 @@ def gather_starts(
     remaining = start + length - rows
     return StartBatch(
         frames=_frames(store, observed),
-        proprio=store.arrays["proprio"][observed],
+        proprio=_spans(store.arrays["proprio"], observed),
         instructions=[fact.instruction for fact in facts],
         tasks=[fact.task for fact in facts],
         seeds=np.array([fact.seed for fact in facts], np.int64),
@@ -85,7 +87,7 @@ def gather_records(store: RowStore, items: Sequence[Item]) -> RecordBatch:
     for column in store.columns:
         offsets = np.arange(longest + int(column.observed))
         inside = offsets < (lengths + int(column.observed))[:, None]
-        padded = store.arrays[column.name][_clip(start[:, None] + offsets, start, start + lengths)]
+        padded = _spans(store.arrays[column.name], _clip(start[:, None] + offsets, start, start + lengths))
         padded[~inside] = 0
         columns[column.name] = padded
     images = {
@@ -114,9 +116,30 @@ def _clip(rows: Rows, first: Rows, last: Rows) -> Rows:
     return np.clip(rows, first[:, None], last[:, None])
 
 
+def _spans(array: NDArray[Any] | SpilledColumn, rows: Rows) -> NDArray[Any]:
+    """``array[rows]`` for rows ``[B, S]`` that never decrease and grow by one at most along S. Where they grow all along,
+    they lie side by side and are copied as one: a large array is then looked up in memory once and not S times.
+    """
+    width = rows.shape[1]
+    if isinstance(array, SpilledColumn) or width > len(array):
+        return array[rows]
+    straight = rows[:, -1] - rows[:, 0] == width - 1
+    runs = as_strided(
+        array,
+        (len(array) - width + 1, width, *array.shape[1:]),
+        (array.strides[0], *array.strides),
+        writeable=False,
+    )
+    found: NDArray[Any] = runs[np.where(straight, rows[:, 0], 0)]
+    bent = np.flatnonzero(~straight)
+    if len(bent):
+        found[bent] = array[rows[bent]]
+    return found
+
+
 def _frames(store: RowStore, rows: Rows) -> Images:
     return {
-        name.removeprefix(IMAGE_PREFIX): array[rows]
+        name.removeprefix(IMAGE_PREFIX): _spans(array, rows) if rows.ndim == 2 else array[rows]
         for name, array in store.arrays.items()
         if name.startswith(IMAGE_PREFIX)
     }

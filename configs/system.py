@@ -214,6 +214,9 @@ class RayHostConfig:
     """Shared memory for a cluster started here; Ray itself wants about 80 MB."""
     threads: PositiveInt = 1
     """Torch threads per role; more only where a role has cores of its own."""
+    learner_cores: NaturalInt = 0
+    """Cores that the policy learner has to itself; all other roles keep to the rest. 0: all share all. For runs whose
+    learner is the bottleneck: it computes faster undisturbed, and the others more slowly."""
     niceness: NicenessConfig = field(default_factory=NicenessConfig)
     """Who goes first where roles outnumber the cores: let those yield that have work ahead."""
     restarts: NaturalInt = 3

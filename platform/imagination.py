@@ -52,6 +52,11 @@ class _Trace:
     """Ended where two draws of the next frame disagreed."""
 
 
+def first_measurement_is_due(board: dict[str, Any]) -> bool:
+    """Whether the models are about to be measured on real episodes that were there before the run."""
+    return bool(board.get("quality/first_is_due")) and "quality/by_horizon" not in board
+
+
 @dataclass(frozen=True)
 class _Allowed:
     """The horizon that may be used now, and why."""
@@ -110,7 +115,10 @@ class Imagination:
         board = self._board.read()
         self._refresh()
         allowed = self._allowed(board)
-        self._say_open(allowed.horizon > 0 and not self._fruitless)
+        is_open = allowed.horizon > 0 and not self._fruitless
+        # Models that are about to be measured are not judged yet: real data would train the policy alone meanwhile.
+        if is_open or not first_measurement_is_due(board):
+            self._say_open(is_open)
         if allowed.horizon == 0 or not self._has_starts():
             return False
         if self._imagined.room(self._admission) == 0:

@@ -57,10 +57,19 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
             f"{config.inference.replicas} replicas for {config.rollout.workers} rollout worker(s): some would never be asked",
             where="inference.replicas", remedy="lower it, or raise rollout.workers",
         )  # fmt: skip
-    if isinstance(config.host, RayHostConfig) and config.host.address is not None:
-        from .hosts.ray_host import require_cluster
+    if isinstance(config.host, RayHostConfig):
+        _check_host(config.host)
 
-        require_cluster(config.host.address)
+
+def _check_host(host: RayHostConfig) -> None:
+    if host.address is None:
+        from .hosts.seat import check_learner_cores, usable_cores
+
+        check_learner_cores(host.learner_cores, usable_cores())
+        return
+    from .hosts.ray_host import require_cluster
+
+    require_cluster(host.address)
 
 
 def check_machine(config: ObsModelConfig) -> None:
@@ -72,9 +81,9 @@ def check_machine(config: ObsModelConfig) -> None:
         for require in (require for require, asked in wanted.items() if asked):
             require()
     if config.optimizer != "adamw":
-        from world_models.optimizers import require_heavyball
+        from world_models.optimizers import require_soap
 
-        require_heavyball()
+        require_soap()
 
 
 def check_dataset(dataset: Dataset, context: Context, where: str) -> None:

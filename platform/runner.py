@@ -220,6 +220,8 @@ class Runner:
         card = Path(str(self._config.world_model.path)) / OBS_MODEL / "card.json"
         known = json.loads(card.read_text()).get("first_val_loss") if card.is_file() else None
         facts = {"policy/version": 0, "policy/turns": 0, "obs_model/first_val_loss": known}
+        judged = shares(self._config).imagines and self._config.evaluation.quality_every > 0
+        facts["quality/first_is_due"] = judged and services.real.stats()["held_out_decisions"] > 0
         services.store.put({**facts, "policy/learns_from_real": self._config.mode != "imagined"})
 
     @contextmanager

@@ -6,6 +6,7 @@ import os
 import time
 from platform.acceleration import denormals_flushed
 from platform.hosts.actors import RankActor, RoleActor
+from platform.hosts.seat import Seat
 from platform.hosts.serial import SerialHost
 from threading import Thread
 from typing import Any
@@ -58,7 +59,7 @@ def by_itself() -> float:
 
 def in_a_role() -> float:
     role = Halving()
-    actor = RoleActor("role", lambda: role, threads=1)  # type: ignore[arg-type, return-value]
+    actor = RoleActor("role", lambda: role, Seat(threads=1))  # type: ignore[arg-type, return-value]
     actor.resume(os.getpid())
     while role.found is None:
         time.sleep(0.001)
@@ -67,7 +68,7 @@ def in_a_role() -> float:
 
 
 def in_a_rank() -> float:
-    found: float = RankActor(Halving, threads=1).call("halved")  # type: ignore[arg-type]
+    found: float = RankActor(Halving, Seat(threads=1)).call("halved")  # type: ignore[arg-type]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from platform.hosts.actors import RoleActor
+from platform.hosts.seat import Seat
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class Long:
 
 def test_a_hasty_pause_cuts_the_step_short_and_a_patient_one_waits() -> None:
     role: Any = Long()
-    actor = RoleActor("long", lambda: role, threads=1)
+    actor = RoleActor("long", lambda: role, Seat(threads=1))
     actor.resume(os.getpid())
     assert role.begun.wait(60)
     patient = threading.Thread(target=actor.pause)

@@ -189,8 +189,9 @@ def test_a_rank_that_dies_is_told_by_name(pair: dict[str, Any]) -> None:
 
 def test_a_rank_that_fails_keeps_its_error_for_the_host() -> None:
     from platform.hosts.actors import RankActor
+    from platform.hosts.seat import Seat
 
-    actor = RankActor(list, 1)
+    actor = RankActor(list, Seat(threads=1))
     assert actor.call("__len__") == 0
     assert actor.error() is None
     with pytest.raises(IndexError):

@@ -6,6 +6,7 @@ import os
 import threading
 from platform.hosts.actors import RoleActor
 from platform.hosts.ray_host import RayHost
+from platform.hosts.seat import Seat
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ class Stepping:
 
 def test_a_process_is_let_work_by_its_own_number_only() -> None:
     role: Any = Stepping()
-    actor = RoleActor("role", lambda: role, threads=1)
+    actor = RoleActor("role", lambda: role, Seat(threads=1))
     assert actor.resume(os.getpid() + 1) == os.getpid()
     assert not actor._running.is_set()
     assert actor.state() == (os.getpid(), {"stepped": False})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,17 @@ from world_models.obs_model import ObservationModel
 from world_models.optimizers import pack, unpack
 from world_models.training import ObsModelTrainer
 
-HAS_HEAVYBALL = find_spec("heavyball") is not None
-KRONECKER = [
-    pytest.param(name, marks=pytest.mark.skipif(not HAS_HEAVYBALL, reason="needs the extra kronecker"))
-    for name in ("soap",)
-]
+RATES: dict[Any, float] = {"adamw": 1e-3, "soap": 1e-2}
 
 
 def trainer(name: Any, seed: int = 0) -> ObsModelTrainer:
     """Of a tiny model."""
     torch.manual_seed(seed)
     model = ObservationModel(SPEC, obs_config(precision="float32", optimizer=name))
-    return ObsModelTrainer(model, model.config, encode=encode, seed=seed)
+    return ObsModelTrainer(model, model.config, encode=encode, seed=seed, learning_rate=RATES[name])
 
 
-@pytest.mark.parametrize("name", ["adamw", *KRONECKER])
+@pytest.mark.parametrize("name", ["adamw", "soap"])
 def test_a_state_through_the_disk_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Whatever the optimizer keeps: factors, counters, what it has initialised."""
     from platform.storage import load_tree, new_folder, save_tree
@@ -51,7 +46,7 @@ def test_a_state_through_the_disk_continues_bit_for_bit(name: str, tmp_path: Pat
     assert all(torch.equal(v, two.model.state_dict()[k]) for k, v in one.model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["adamw", *KRONECKER])
+@pytest.mark.parametrize("name", ["adamw", "soap"])
 def test_every_optimizer_learns(name: str) -> None:
     """The loss on one batch falls."""
     subject = trainer(name)
@@ -67,7 +62,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setattr(optimizers, "find_spec", lambda _: None)
     with pytest.raises(
-        ConfigError, match=r"heavyball is not installed.*pip install 'reverie-rl\[kronecker\]'"
+        ConfigError, match=r"pytorch-optimizer is not installed.*pip install 'reverie-rl\[kronecker\]'"
     ):
         trainer("soap")
 
@@ -78,6 +73,7 @@ def test_packing_is_undone() -> None:
         0: {"step": torch.tensor(3.0), "q": [(1, torch.eye(2)), None]},
         "seen": {2, 1},
         "betas": (0.9, 0.99),
+        "columns": torch.arange(6.0).reshape(2, 3).t(),
     }
     back = unpack(copy.deepcopy(pack(state)))
     assert torch.equal(back[0].pop("step"), state[0]["step"])  # type: ignore[index]

@@ -1,8 +1,7 @@
 """The optimizers of the world models, and their states as trees that are saved without pickle.
 
 SOAP (arXiv:2409.11321) stands for the family of K-FAC: each weight's gradient is preconditioned by one small matrix per
-axis. It comes from heavyball, which compiles it unless told otherwise; that library's PSGD is not offered, since it does
-not continue a saved state exactly.
+axis. Where gradients have few directions its step is shorter than one of Adam's at the same rate: it wants a higher one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ def _adamw(groups: Groups, learning_rate: float) -> torch.optim.Optimizer:
 
 
 def _soap(groups: Groups, learning_rate: float) -> torch.optim.Optimizer:
-    return _heavyball().SOAP(groups, lr=learning_rate)  # type: ignore[no-any-return]
+    require_soap()
+    from pytorch_optimizer import SOAP
+
+    return SOAP(groups, lr=learning_rate)
 
 
 OPTIMIZERS: dict[Optimizer, Callable[[Groups, float], torch.optim.Optimizer]] = {
@@ -34,36 +36,20 @@ OPTIMIZERS: dict[Optimizer, Callable[[Groups, float], torch.optim.Optimizer]] = 
 }
 
 
-def require_heavyball() -> None:
-    """Raise ConfigError where the package of the Kronecker-factored optimizers is not installed."""
-    if find_spec("heavyball") is None:
+def require_soap() -> None:
+    """Raise ConfigError where the package of the Kronecker-factored optimizer is not installed."""
+    if find_spec("pytorch_optimizer") is None:
         raise ConfigError(
-            "the package heavyball is not installed",
+            "the package pytorch-optimizer is not installed",
             where="world_model.obs_model.optimizer",
             remedy="pip install 'reverie-rl[kronecker]', or use adamw",
         )
 
 
-def _heavyball() -> Any:
-    require_heavyball()
-    import heavyball
-    import heavyball.utils
-
-    # Compiling its steps takes minutes in every process; small networks never earn that back.
-    heavyball.utils.compile_mode = None
-    return heavyball
-
-
 def state_of(optimizer: torch.optim.Optimizer) -> Any:
-    """What ``load_into`` continues from, as a tree of tensors and plain values.
-
-    heavyball's settings stay out: they are how it was made, and it would add one of them as a pickle.
-    """
+    """What ``load_into`` continues from, as a tree of tensors and plain values."""
     full = optimizer.state_dict()
-    kept = {name: full[name] for name in ("state", "param_groups")}
-    if "heavyball" in full:
-        kept["heavyball"] = {"inner_group": full["heavyball"]["inner_group"]}
-    return pack(kept)
+    return pack({name: full[name] for name in ("state", "param_groups")})
 
 
 def load_into(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -74,6 +60,9 @@ def load_into(optimizer: torch.optim.Optimizer, state: Any) -> None:
 def pack(value: Any) -> Any:
     """An optimizer's state as dicts, lists, tensors and plain values, copied; ``unpack`` is the inverse."""
     if isinstance(value, torch.Tensor):
+        # Files keep no layout, and a product of matrices laid out otherwise differs in its last bits.
+        if value.dim() == 2 and not value.is_contiguous() and value.t().is_contiguous():
+            return {"transposed": value.detach().t().clone()}
         return value.detach().clone()
     if isinstance(value, dict):
         return {"items": [[pack(key), pack(item)] for key, item in value.items()]}
@@ -91,6 +80,8 @@ def unpack(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     ((name, members),) = tree.items()
+    if name == "transposed":
+        return members.clone().t()
     if name == "items":
         return {unpack(key): unpack(item) for key, item in members}
     kinds: dict[str, Callable[[Any], Any]] = {word: kind for kind, word in _SEQUENCES.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,10 @@ PUSHER_RADIUS = 0.045
 RAISED_PUSHER = 0.065
 """Radius of the ring that a raised pusher shows."""
 LIFT_SCALE = 1.3
+AT_ONCE = 64
+"""Worlds whose arrays stay in the processor's cache together."""
+ROUNDING = np.float32(0.5)
+"""Added to every colour, so that cutting off the fraction at the end rounds it."""
 _COLOURS = np.array(list(PALETTE.values()), np.float32)
 
 
@@ -147,88 +151,92 @@ def _arrange_arm(
 
 
 @lru_cache(maxsize=8)
-def _background(size: int, margin: int) -> Floats:
-    """An empty table with a darker edge, ``[3, size + 2 margin, size + 2 margin]``."""
-    picture = np.empty((3, size + 2 * margin, size + 2 * margin), np.float32)
+def _background(size: int) -> Floats:
+    """An empty table with a darker edge, ``[3, 1, size * size]``, plus ROUNDING."""
+    picture = np.empty((3, size, size), np.float32)
     picture[:] = np.array(EDGE, np.float32)[:, None, None]
     rim = max(1, size // 32)
-    inside = slice(margin + rim, margin + size - rim)
+    inside = slice(rim, size - rim)
     picture[:, inside, inside] = np.array(TABLE, np.float32)[:, None, None]
-    return picture
+    return picture.reshape(3, 1, size * size) + ROUNDING
 
 
 def paint(things: Things, size: int) -> NDArray[np.uint8]:
     """``[n, size, size, 3]`` frames."""
-    n, count = things.radius.shape
-    reach = (things.half + things.radius[..., None]) * things.visible[..., None]
-    sides = 2 * np.ceil(reach.max(axis=0, initial=0) * size).astype(np.int64) + 2
-    margin = int(sides.max())
-    background = _background(size, margin)
-    width = background.shape[1]
-    canvas = np.empty((3, n, width, width), np.float32)
-    canvas[:] = background[:, None]
-    planes = canvas.reshape(3, n * width * width)
-    for thing in range(count):
-        shown = np.flatnonzero(things.visible[:, thing])
-        if len(shown):
-            _paint_one(
-                planes, things, thing, shown, size, margin, (int(sides[thing, 0]), int(sides[thing, 1]))
-            )
-    inside = slice(margin, margin + size)
-    frames = np.empty((n, size, size, 3), np.uint8)
-    for channel in range(3):
-        np.add(canvas[channel, :, inside, inside], 0.5, out=frames[..., channel], casting="unsafe")
-    return frames
+    n = len(things.visible)
+    frames = np.empty((n, size * size, 3), np.uint8)
+    for first in range(0, n, AT_ONCE):
+        rows = slice(first, first + AT_ONCE)
+        for channel, plane in enumerate(_canvas(things, rows, size).astype(np.uint8)):
+            frames[rows, :, channel] = plane
+    return frames.reshape(n, size, size, 3)
 
 
-def _paint_one(
-    planes: Floats,
-    things: Things,
-    thing: int,
-    shown: NDArray[np.int64],
-    size: int,
-    margin: int,
-    sides: tuple[int, int],
-) -> None:
-    """Blend one thing of every world where it shows into ``planes`` ``[3, n * width * width]``."""
-    centre = things.centre[shown, thing] * np.float32(size)
-    corner = np.floor(centre - np.array(sides, np.float32) / 2 + np.float32(0.5)).astype(np.int64)
-    np.clip(corner, -margin, size, out=corner)
-    rim, inner = _coverage(things, thing, shown, corner - centre, size, sides)
-    width = size + 2 * margin
-    patch = np.arange(sides[1])[:, None] * width + np.arange(sides[0])
-    first = (corner[:, 1] + margin + shown * width) * width + corner[:, 0] + margin
-    index = first[:, None] + patch.reshape(-1)
-    under = 1 - rim - inner
-    rim_colour, fill_colour = things.border_colour[shown, thing], things.fill_colour[shown, thing]
-    for channel, plane in enumerate(planes):
-        ink = rim * rim_colour[:, channel, None]
-        ink += inner * fill_colour[:, channel, None]
-        ink += under * plane.take(index)
-        plane[index] = ink
+def _canvas(things: Things, rows: slice, size: int) -> Floats:
+    """Colours 0..255 plus ROUNDING of the worlds in ``rows``, ``[3, n, size * size]``."""
+    canvas = np.empty((3, len(things.visible[rows]), size * size), np.float32)
+    canvas[:] = _background(size)
+    planes = canvas.reshape(3, -1)
+    reach = (things.half[rows] + things.radius[rows, :, None]) * things.visible[rows, :, None]
+    sides = 2 * np.ceil(reach.max(axis=0) * np.float32(size)).astype(np.int64) + 2
+    shown = np.flatnonzero(things.visible[rows].any(axis=0)).tolist()
+    for side, group in groupby(shown, key=sides.tolist().__getitem__):
+        for index, under, ink in zip(*_inks(things, rows, list(group), size, side), strict=True):
+            for plane, colour in zip(planes, ink, strict=True):
+                colour += under * plane.take(index)
+                plane[index] = colour
+    return canvas
 
 
-def _coverage(
-    things: Things,
-    thing: int,
-    shown: NDArray[np.int64],
-    offset: NDArray[np.floating[Any]],
-    size: int,
-    sides: tuple[int, int],
-) -> tuple[Floats, Floats]:
-    """Opacity ``[n, w * h]`` of a thing's border and of its inside on its patch, whose corner is ``offset`` from it."""
-    scale = np.float32(size)
-    half, radius = things.half[shown, thing] * scale, things.radius[shown, thing] * scale
-    beyond = [
-        np.abs((offset[:, axis, None] + np.arange(sides[axis]) + 0.5).astype(np.float32))
-        - half[:, axis, None]
-        for axis in (0, 1)
-    ]
-    outside = [np.maximum(each, 0) ** 2 for each in beyond]
-    signed = np.sqrt(outside[0][:, None, :] + outside[1][:, :, None])
-    signed += np.minimum(np.maximum(beyond[0][:, None, :], beyond[1][:, :, None]), 0)
-    depth = (radius + np.float32(0.5))[:, None] - signed.reshape(len(shown), -1)
-    outer = np.clip(depth, 0, 1)
-    depth -= (things.border[shown, thing] * scale)[:, None]
-    inner = np.clip(depth, 0, 1)
-    return outer - inner, inner * things.filled[shown, thing, None]
+def _inks(
+    things: Things, rows: slice, group: list[int], size: int, side: list[int]
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """How each of the S things of a ``group`` changes its patch of p pixels, ``side`` = (width, height): where those lie
+    among all pixels ``[S, n, p]``, the share of what was there that stays ``[S, n, p]``, what is added ``[S, 3, n, p]``.
+    """
+
+    def of(values: Floats) -> Floats:
+        return values[rows, group].swapaxes(0, 1)
+
+    scale, visible = np.float32(size), of(things.visible)
+    half, radius = of(things.half) * scale, of(things.radius) * scale
+    wide, high = (min(pixels, size) for pixels in side)
+    centre = of(things.centre) * scale
+    corner = np.floor(centre - np.array(side, np.float32) / 2 + np.float32(0.5)).astype(np.int64)
+    # A patch that is moved inside the picture still holds all that shows of its thing.
+    np.clip(corner, 0, (size - wide, size - high), out=corner)
+    beyond_x, beyond_y = (
+        np.abs((corner[..., axis] - centre[..., axis]).astype(np.float32)[..., None] + _middles(pixels))
+        - half[..., axis, None]
+        for axis, pixels in enumerate((wide, high))
+    )
+    depth = _depth(beyond_x, beyond_y, radius)
+    outer = np.minimum(np.maximum(depth, 0), visible[..., None])
+    depth -= (of(things.border) * scale)[..., None]
+    inner = np.minimum(np.maximum(depth, 0), visible[..., None])
+    outer -= inner
+    inner *= of(things.filled)[..., None]
+    ink = outer[:, None] * (of(things.border_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
+    ink += inner[:, None] * (of(things.fill_colour) + ROUNDING).transpose(0, 2, 1)[..., None]
+    under = 1 - outer
+    under -= inner
+    first = (np.arange(visible.shape[1]) * size + corner[..., 1]) * size + corner[..., 0]
+    patch = np.arange(high)[:, None] * size + np.arange(wide)
+    return first[..., None] + patch.reshape(-1), under, ink
+
+
+@lru_cache(maxsize=64)
+def _middles(side: int) -> Floats:
+    """Where a patch's pixels have their middles, from its corner."""
+    return np.arange(side, dtype=np.float32) + np.float32(0.5)
+
+
+def _depth(beyond_x: Floats, beyond_y: Floats, radius: Floats) -> Floats:
+    """How deep each pixel ``[n, S, h * w]`` lies inside a rounded box, in pixels; 1/2 is on its edge."""
+    signed: Floats = np.add(
+        np.maximum(beyond_x, 0)[:, :, None, :] ** 2, np.maximum(beyond_y, 0)[:, :, :, None] ** 2
+    )
+    np.sqrt(signed, out=signed)
+    signed += np.minimum(np.maximum(beyond_x[:, :, None, :], beyond_y[:, :, :, None]), 0)
+    depth: Floats = (radius + np.float32(0.5))[..., None] - signed.reshape(*radius.shape, -1)
+    return depth

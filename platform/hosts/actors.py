@@ -13,6 +13,7 @@ from ..acceleration import denormals_flushed
 from ..metrics import BusyClock
 from ..role import CanCutShort, Role, State, WaitsForWork
 from .base import Health
+from .seat import Seat
 
 FIRST_IDLE_S = 0.005
 LONGEST_IDLE_S = 0.1
@@ -26,7 +27,8 @@ LOOK_S = 1.0
 class ServiceActor:
     """A passive object behind one method."""
 
-    def __init__(self, build: Callable[[], Any]) -> None:
+    def __init__(self, build: Callable[[], Any], seat: Seat) -> None:
+        seat.take()
         self._service = build()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -44,11 +46,8 @@ class RankActor(ServiceActor):
     Its caller cannot tell of them: it waits for this rank's part of a sum.
     """
 
-    def __init__(self, build: Callable[[], Any], threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(threads)
-        super().__init__(build)
+    def __init__(self, build: Callable[[], Any], seat: Seat) -> None:
+        super().__init__(build, seat)
         self._error: tuple[str, str] | None = None
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -66,13 +65,10 @@ class RankActor(ServiceActor):
 
 
 class RoleActor:
-    """A role and the thread that lets it work. ``niceness`` is added to what this process has."""
+    """A role and the thread that lets it work."""
 
-    def __init__(self, name: str, build: Callable[[], Role], threads: int, niceness: int = 0) -> None:
-        import torch
-
-        os.nice(niceness)
-        torch.set_num_threads(threads)
+    def __init__(self, name: str, build: Callable[[], Role], seat: Seat) -> None:
+        seat.take()
         self._name = name
         self._role = build()
         self._rest = self._role.wait_for_work if isinstance(self._role, WaitsForWork) else time.sleep

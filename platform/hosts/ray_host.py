@@ -18,6 +18,7 @@ from ..ranks import Colleague, RankWorker
 from ..role import Role, State
 from .base import ANSWER_S, Health
 from .proxies import INFER, InferenceProxy, RankProxy, ServiceProxy, answers
+from .seat import Seat
 from .spares import Recover, Spares, wait_for
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ T = TypeVar("T")
 REQUESTS_AT_ONCE = 64
 """Threads of an inference replica for the requests that wait; calls of the host have threads of their own."""
 CALLS_AT_ONCE = 4
+LEARNER = "policy_learner"
 POLL_S = 0.25
 CONNECT_TIMEOUT_S = 5.0
 PATIENCE_S = {False: 5.0, True: 0.5}
@@ -88,7 +90,7 @@ class RayHost:
         from .actors import ServiceActor
 
         options = ray.remote(ServiceActor).options(num_cpus=0, max_restarts=0, max_concurrency=calls_at_once)
-        actor = options.remote(build)
+        actor = options.remote(build, Seat(learner_cores=self._config.learner_cores))
         self._services[name] = actor
         self._answer_s = max(self._answer_s, answer_s)
         return cast(T, ServiceProxy(name, actor, answer_s))
@@ -117,8 +119,7 @@ class RayHost:
             max_concurrency=CALLS_AT_ONCE,
             concurrency_groups=groups,
         )
-        niceness: int = getattr(self._config.niceness, re.sub(r"_\d+$", "", name))
-        actor = kind(RoleActor).remote(name, build, self._config.threads, niceness)
+        actor = kind(RoleActor).remote(name, build, self._seat(name))
         self._roles[name] = actor
         if recover is not None:
             self._spares.add(name, actor, recover)
@@ -136,8 +137,15 @@ class RayHost:
         options = ray.remote(RankActor).options(
             num_cpus=0, num_gpus=int(own_gpu), max_restarts=0, max_concurrency=2
         )
-        self._ranks[name] = options.remote(build, self._config.threads)
+        self._ranks[name] = options.remote(build, self._seat(name))
         return RankProxy(name, self._ranks[name])
+
+    def _seat(self, name: str) -> Seat:
+        """Of a role by its name, whose number does not count."""
+        config, role = self._config, re.sub(r"_\d+$", "", name)
+        return Seat(
+            config.threads, getattr(config.niceness, role), config.learner_cores, learns=role == LEARNER
+        )
 
     def start(self) -> None:
         """Wait for every constructor; the first failure is told by its role's name."""
