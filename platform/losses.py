@@ -34,7 +34,11 @@ class Losses:
         for name, stats in buffers.items():
             deaths, lost = stats["server_deaths"], stats["lost_items"]
             for death in deaths[self._deaths.get(name, 0) :]:
-                log.warning("buffer %s: %s; another one was started from its last checkpoint", name, death)
+                log.warning(
+                    "buffer %s: %s; another one was started, from its last checkpoint if it had any",
+                    name,
+                    death,
+                )
             if lost > self._lost[name]:
                 log.warning(
                     "buffer %s: lost %d records, %d are there", name, lost - self._lost[name], stats["items"]
