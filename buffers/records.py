@@ -15,7 +15,8 @@ from configs.errors import DataError
 
 Images = dict[str, NDArray[np.uint8]]
 Source = Literal["real", "imagined", "demonstration"]
-_BOOL, _INT = (bool, np.bool_), (int, np.integer)
+_BOOL: tuple[type, ...] = (bool, np.bool_)
+_INT: tuple[type, ...] = (int, np.integer)
 FACTS: dict[str, tuple[type, ...]] = {
     "instruction": (str,), "task": (str,), "extra": (dict,),
     **dict.fromkeys(("terminated", "truncated", "success", "is_first", "is_last"), _BOOL),
