@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from platform.hosts.actors import RoleActor
 from platform.hosts.base import ANSWER_S, Health
@@ -49,7 +50,7 @@ class ThreadHost:
     def resume(self) -> None:
         """Let every loop work."""
         for actor in self._actors.values():
-            actor.resume()
+            actor.resume(os.getpid())
 
     def pump(self) -> None:
         """Raise what a role raised."""

@@ -11,8 +11,9 @@ from buffers.limiter import check_limiter
 from buffers.memory import MemoryBuffer
 from buffers.records import RecordSpec
 from buffers.replay import ReplayBuffer
+from buffers.reverb_address import require_listener
 from buffers.reverb_package import require_reverb
-from buffers.reverb_process import START_TIMEOUT_S
+from buffers.reverb_process import START_TIMEOUT_S, verify_checkpoint
 from buffers.reverb_tables import record_capacity, stored_row_bytes, table_specs
 from buffers.shelf import bytes_per_row, plan_spill
 from buffers.spill import free_bytes, spill_folder
@@ -58,10 +59,23 @@ def _check_memory(spec: RecordSpec, buffers: BuffersConfig) -> None:
 
 def _check_reverb(spec: RecordSpec, buffers: BuffersConfig) -> None:
     require_reverb()
+    if buffers.reverb.address is not None:
+        require_listener(buffers.reverb.address)
     for name, part in _parts(buffers).items():
         table_specs(spec, part, name=name, modelled=True)
         rows = record_capacity(spec, part, name=name) * (spec.max_decisions + 1)
         _check_limiter(part, spec, rows, name)
+
+
+def _verify_memory(_state: dict[str, Any], _folder: Path) -> None:
+    """All of it lies in the run's own checkpoint."""
+
+
+def _verify_reverb(state: dict[str, Any], folder: Path) -> None:
+    saved = state["server"]
+    # What a server on another machine wrote is seen there only.
+    if "address" not in saved:
+        verify_checkpoint(folder / saved["path"], saved["sha256"])
 
 
 def _check_limiter(part: BufferConfig, spec: RecordSpec, rows: int, name: str) -> None:
@@ -80,16 +94,26 @@ class Backend:
     check: Callable[[RecordSpec, BuffersConfig], None]
     """Raises a one-line error for what cannot run, before anything is made."""
     row_bytes: Callable[[RecordSpec, BufferConfig], int]
+    verify: Callable[[dict[str, Any], Path], None]
+    """Raises CheckpointError unless all that belongs to a saved state is in the folder that the buffer was made with."""
     restart_s: float
     """How long a call may take that has to start the store again."""
 
 
 BACKENDS = {
     "memory": Backend(
-        _memory, _check_memory, lambda spec, part: bytes_per_row(spec, part.sampling), restart_s=0.0
+        _memory,
+        _check_memory,
+        lambda spec, part: bytes_per_row(spec, part.sampling),
+        _verify_memory,
+        restart_s=0.0,
     ),
     "reverb": Backend(
-        _reverb, _check_reverb, lambda spec, _: stored_row_bytes(spec), restart_s=START_TIMEOUT_S
+        _reverb,
+        _check_reverb,
+        lambda spec, _: stored_row_bytes(spec),
+        _verify_reverb,
+        restart_s=START_TIMEOUT_S,
     ),
 }
 """By ``buffers.backend``."""
@@ -126,6 +150,13 @@ def make_buffer(
 ) -> ReplayBuffer:
     """``B_real`` or ``B_img``. ``folder``: of the run, for what a backend keeps on disk; ``keep`` checkpoints of it."""
     return BACKENDS[buffers.backend].make(spec, buffers, name, seed=seed, folder=folder, keep=keep)
+
+
+def verify_saved(state: dict[str, Any], name: BufferName, folder: Path) -> None:
+    """CheckpointError unless ``state``, as a buffer's ``state`` told it, can be loaded by the one that ``make_buffer`` makes
+    with ``folder``. Its own arrays are not looked at.
+    """
+    BACKENDS[state.get("backend", "memory")].verify(state, folder / name)
 
 
 def _parts(buffers: BuffersConfig) -> dict[BufferName, BufferConfig]:

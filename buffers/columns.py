@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from buffers.records import Record, RecordSpec
+from buffers.records import Record, RecordSpec, Source
 
 Arrays = dict[str, NDArray[Any]]
-Source = Literal["real", "imagined", "demonstration"]
 
 IMAGE_PREFIX = "images."
 

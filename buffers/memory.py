@@ -22,7 +22,7 @@ from buffers.sampling import check_priorities
 from buffers.shelf import Shelf, bytes_per_row, plan_spill
 from buffers.spill import spill_folder
 from buffers.supply import Supply
-from configs.errors import ConfigError, ReplayError
+from configs.errors import CheckpointError, ConfigError, ReplayError
 from configs.system import BufferConfig
 
 
@@ -185,6 +185,7 @@ class MemoryBuffer(Supply):
                 **self._supply_stats(),
                 "capacity_bytes": self._shelf.rows.capacity * self.row_bytes,
                 "lost_items": 0,
+                "server_deaths": [],
             }
 
     def state(self) -> dict[str, Any]:
@@ -195,8 +196,14 @@ class MemoryBuffer(Supply):
     def load(self, state: dict[str, Any]) -> None:
         """Become the buffer that ``state`` describes; call ``reissue`` unless running samples go on.
 
-        DataError when it is of another RecordSpec, CheckpointError when it is of another capacity.
+        DataError when it is of another RecordSpec, CheckpointError when it is of another capacity or backend.
         """
+        if "shelf" not in state:
+            raise CheckpointError(
+                "the checkpoint is of another backend",
+                where=f"buffers.{self.name}",
+                remedy=f"resume with buffers.backend={state.get('backend')}",
+            )
         with self._lock:
             self._shelf.load(state["shelf"], where=f"buffers.{self.name}")
             self._load_supply(state)

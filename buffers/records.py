@@ -6,7 +6,7 @@ Shape letters: T decisions, K actions per chunk, D action dimensions, P proprio 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,15 @@ from numpy.typing import NDArray
 from configs.errors import DataError
 
 Images = dict[str, NDArray[np.uint8]]
+Source = Literal["real", "imagined", "demonstration"]
+_BOOL: tuple[type, ...] = (bool, np.bool_)
+_INT: tuple[type, ...] = (int, np.integer)
+FACTS: dict[str, tuple[type, ...]] = {
+    "instruction": (str,), "task": (str,), "extra": (dict,),
+    **dict.fromkeys(("terminated", "truncated", "success", "is_first", "is_last"), _BOOL),
+    **dict.fromkeys(("seed", "attempt", "episode_id", "horizon", "obs_model_version", "reward_model_version"), _INT),
+}  # fmt: skip
+"""What a record knows beside its arrays, with the types that each may have."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Record:
     seed: int
     attempt: int = 0
     episode_id: int = 0
-    source: Literal["real", "imagined", "demonstration"] = "real"
+    source: Source = "real"
     is_first: bool = True
     """The record starts where an episode starts."""
     is_last: bool = True
@@ -112,7 +121,10 @@ class Record:
         return int(self.valid.sum())
 
     def check(self, spec: RecordSpec, *, where: str = "record") -> None:
-        """Raise DataError, naming the array, unless every array has the spec's shape and dtype and is finite."""
+        """Raise DataError, naming the array or fact, unless every array has the spec's shape and dtype and is finite, and every
+        fact is of its type.
+        """
+        self._check_facts(where)
         for name in ("proprio", "tokens", "log_probs", "valid", "rewards", "values", "version"):
             if not isinstance(getattr(self, name), np.ndarray):
                 raise DataError(
@@ -125,9 +137,10 @@ class Record:
             raise DataError(
                 f"record has {T} decisions", where=where, remedy=f"give between 1 and {spec.max_decisions}"
             )
-        if set(self.images) != set(spec.cameras):
+        cameras = set(self.images) if isinstance(self.images, dict) else set()
+        if cameras != set(spec.cameras):
             raise DataError(
-                f"record has cameras {sorted(self.images)}",
+                f"record has cameras {sorted(cameras)}",
                 where=where,
                 remedy=f"give {sorted(spec.cameras)}",
             )
@@ -157,6 +170,18 @@ class Record:
             raise DataError("versions decrease within the record", where=where, remedy="drop this record")
         if self.tokens.min() < 0 or self.tokens.max() >= spec.bins:
             raise DataError(f"tokens outside 0..{spec.bins - 1}", where=where, remedy="re-encode the actions")
+
+    def _check_facts(self, where: str) -> None:
+        for name, kinds in FACTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise DataError(f"{name} is {value!r}", where=where, remedy=f"give {kinds[0].__name__}")
+        if self.source not in get_args(Source):
+            raise DataError(
+                f"source is {self.source!r}", where=where, remedy=f"give one of {', '.join(get_args(Source))}"
+            )
+        if not all(isinstance(value, (int, float, np.number, np.bool_)) for value in self.extra.values()):
+            raise DataError("extra holds something else than numbers", where=where, remedy="leave it out")
 
 
 @dataclass

@@ -125,6 +125,16 @@ class Modelling(Protocol):
         """Frames labelled by success."""
         ...
 
+    def prioritise(
+        self, ids: NDArray[np.int64], t: NDArray[np.int64], priorities: NDArray[np.float64]
+    ) -> int:
+        """New priorities of the windows at decisions ``t`` of records ``ids``, all ``[B]``; how many were still stored.
+
+        DataError for a priority that is negative or not finite (then none changes), ReplayError where the buffer does
+        not draw by priority.
+        """
+        ...
+
     def stats(self) -> dict[str, Any]:
         """Counts and bytes: what could be drawn now."""
         ...
@@ -144,16 +154,6 @@ class ReplayBuffer(Collecting, Learning, Running, Modelling, Protocol):
 
     def stock(self) -> Stock:
         """What can be leased, is leased, and is on its way."""
-        ...
-
-    def prioritise(
-        self, ids: NDArray[np.int64], t: NDArray[np.int64], priorities: NDArray[np.float64]
-    ) -> int:
-        """New priorities of the windows at decisions ``t`` of records ``ids``, all ``[B]``; how many were still stored.
-
-        DataError for a priority that is negative or not finite (then none changes), ReplayError where the buffer does
-        not draw by priority.
-        """
         ...
 
     def ids(self, split: Split | None = None) -> list[int]:

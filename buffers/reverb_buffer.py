@@ -155,9 +155,12 @@ class ReverbBuffer(ReverbStore):
                     changes[item.split][known] = priority
             for split, chosen in changes.items():
                 if chosen:
-                    self._home.link.mutate(f"{self.name}/decision/{split}", chosen)
+                    self._mutate(f"{self.name}/decision/{split}", chosen)
                     self._largest_priority = max(self._largest_priority, *chosen.values())
             return sum(len(chosen) for chosen in changes.values())
+
+    def _mutate(self, table: str, priorities: dict[int, float]) -> None:
+        self._remote(lambda: self._home.link.mutate(table, priorities))
 
     def _draw(self, table: str, count: int) -> Drawn:
         """Items that still count; others are deleted on the way."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from buffers.reverb_link import ReverbLink
-from buffers.reverb_process import ServerProcess, hash_checkpoint, link_checkpoint, verify_checkpoint
+from buffers.reverb_process import (
+    ServerLost,
+    ServerProcess,
+    hash_checkpoint,
+    link_checkpoint,
+    verify_checkpoint,
+)
 from buffers.reverb_tables import TableSpec
 from configs.errors import CheckpointError, ConfigError, ReplayError, ReverieError
 from configs.replay import ReverbConfig
 
+CLASHES = 4
+"""Times that a checkpoint is asked for again."""
 SAVED = "saved"
 """Folder of the checkpoints that are kept."""
 
@@ -94,11 +103,11 @@ class ReverbHome:
                     remedy="start the server with this run's arguments, from an empty folder or this run's checkpoint",
                 )
 
-    def restart(self) -> None:
+    def restart(self, reason: ServerLost) -> None:
         """A new server from the newest checkpoint, or empty. ReplayError when the server is not ours."""
         if self._process is None:
             raise ReplayError(
-                "the Reverb server died or cannot be reached",
+                reason.what,
                 where=f"buffers.reverb.address={self._config.address}",
                 remedy="start it again from its folder, then resume the run",
             )
@@ -114,7 +123,7 @@ class ReverbHome:
 
     def checkpoint(self, *, lasting: bool) -> dict[str, Any]:
         """Have the server write one; what ``load`` needs to find it. ``lasting``: it belongs to one of the run."""
-        written = Path(self.link.checkpoint())
+        written = Path(self._checkpoint())
         self._checkpointed = time.monotonic()
         if self._process is None:
             return {"address": self._config.address, "path": str(written)}
@@ -132,9 +141,30 @@ class ReverbHome:
             return {}
         return {"path": str(path.relative_to(self.folder)), "sha256": hash_checkpoint(path)}
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Serve what ``saved`` describes. CheckpointError when it is torn, or was of a server elsewhere and is now to be
-        one of this run's, or the other way round.
+    def _checkpoint(self) -> str:
+        """Where it is. Two buffers with one server may ask for it at once; then the server deletes what it writes for one as
+        older than the other's.
+        """
+        for _ in range(0 if self._process is not None else CLASHES):
+            with suppress(ServerLost):
+                return self.link.checkpoint()
+        return self.link.checkpoint()
+
+    def _require_items(self, items: dict[str, int]) -> None:
+        """A server that was started again from nothing, or from an older checkpoint, would be asked for what it never had."""
+        infos = self.link.info()
+        for table, wanted in items.items():
+            found = infos[table].current_size
+            if found < wanted:
+                raise CheckpointError(
+                    f"table {table} of the server has {found} items, the checkpoint counts {wanted}",
+                    where=f"buffers.reverb.address={self._config.address}",
+                    remedy="start the server from the folder where it wrote its checkpoints, run.dir of python -m platform.replay",
+                )
+
+    def load(self, saved: dict[str, Any], items: dict[str, int]) -> None:
+        """Serve what ``saved`` describes, at least so many ``items`` of each table. CheckpointError when it is torn, or was
+        of a server elsewhere and is now to be one of this run's, or the other way round.
         """
         elsewhere = "address" in saved
         if elsewhere != (self._process is None):
@@ -146,6 +176,7 @@ class ReverbHome:
                 else "resume without it",
             )
         if elsewhere:
+            self._require_items(items)
             return
         path = self.folder / saved["path"]
         verify_checkpoint(path, saved["sha256"])

@@ -16,6 +16,8 @@ from configs.errors import DataError, ReplayTimeout
 
 T = TypeVar("T")
 
+CHECKPOINT_S = 200.0
+"""Longest wait for a checkpoint, which grows with what the server holds."""
 LOOK_S = 0.2
 """How often a call that waits looks whether the server still lives: Reverb itself would try for ever."""
 
@@ -73,7 +75,8 @@ class ReverbLink:
 
     def checkpoint(self) -> str:
         """Where the server wrote it."""
-        return str(self._call("a checkpoint", self._client.checkpoint))
+        limit_s = max(self._timeout_s, CHECKPOINT_S)
+        return str(self._call("a checkpoint", self._client.checkpoint, limit_s))
 
     def write(self, arrays: Arrays, items: list[NewItem]) -> None:
         """Append rows, then create items of them; answers when the server has them."""
@@ -101,8 +104,9 @@ class ReverbLink:
         writer.end_episode(clear_buffers=True, timeout_ms=int(self._timeout_s * 1000))
         self._writer = writer
 
-    def _call(self, what: str, function: Callable[[], T]) -> T:
+    def _call(self, what: str, function: Callable[[], T], limit_s: float | None = None) -> T:
         """In a thread of its own, which is left behind when it hangs."""
+        limit_s = limit_s or self._timeout_s
         answer: list[T] = []
         failure: list[BaseException] = []
 
@@ -119,9 +123,9 @@ class ReverbLink:
             thread.join(LOOK_S)
             if (death := self._death()) is not None:
                 raise ServerLost(f"the Reverb server {death}", where=self._address, remedy="see its log")
-            if thread.is_alive() and time.monotonic() - began > self._timeout_s:
+            if thread.is_alive() and time.monotonic() - began > limit_s:
                 raise ReplayTimeout(
-                    f"the Reverb server did not give {what} within {self._timeout_s:g} s",
+                    f"the Reverb server did not give {what} within {limit_s:g} s",
                     where=self._address,
                     remedy="look whether it runs and is reachable, or raise buffers.reverb.timeout_s",
                 )

@@ -71,6 +71,8 @@ class ReverbStore(Supply):
         """Serial numbers given when the newest checkpoint was written."""
         self._largest_priority = FIRST_PRIORITY
         self._lost = 0
+        self._deaths: list[str] = []
+        """How each server ended that was replaced by another."""
 
     # Storing
 
@@ -171,6 +173,7 @@ class ReverbStore(Supply):
                 **self._supply_stats(),
                 "capacity_bytes": self._capacity * (self.spec.max_decisions + 1) * self.row_bytes,
                 "lost_items": self._lost,
+                "server_deaths": list(self._deaths),
             }
 
     def server_pid(self) -> int | None:
@@ -213,7 +216,7 @@ class ReverbStore(Supply):
                 remedy="resume with the max_bytes of the checkpoint",
             )
         with self._lock:
-            self._home.load(state["server"])
+            self._home.load(state["server"], {f"{self.name}/records": len(state["ledger"]["items"])})
             self._ledger.load(state["ledger"])
             self._finder = Finder(self.spec, f"{self.name}/records")
             self._staged.clear()
@@ -240,15 +243,14 @@ class ReverbStore(Supply):
             return work()
 
     def _recover(self, error: ServerLost) -> None:
-        log.warning("buffer %s: %s", self.name, error.what)
-        self._home.restart()
+        self._home.restart(error)
+        self._deaths.append(error.what)
         self._finder.forget_keys()
         lost = self._ledger.since(self._safe)
         self._lose(lost)
-        log.warning(
-            "buffer %s: started a new server from %s; lost %d records stored since, %d are there",
-            self.name, "the last checkpoint" if self._safe else "nothing", len(lost), len(self._ledger.items),
-        )  # fmt: skip
+        log.debug(
+            "buffer %s: %s; lost %d records, %d are there", self.name, error.what, len(lost), len(self.ids())
+        )
 
     def _lose(self, keys: list[int]) -> None:
         """Records that the server no longer has. Leased ones are here: they count until their lease ends."""

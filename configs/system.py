@@ -222,6 +222,8 @@ class RayHostConfig:
     restarts: NaturalInt = 3
     """Times that each rollout worker, inference replica, imagination and evaluator is built again after its process died.
     One more death ends the run, as that of a learner does at once."""
+    state_s: PositiveFloat = 600.0
+    """Longest wait for one role or buffer to tell its state for a checkpoint, or to take it over when a run is resumed."""
 
 
 HostConfig = Annotated[SerialHostConfig | RayHostConfig, Field(discriminator="kind")]

@@ -16,6 +16,7 @@ from configs.schema import TrainConfig
 from configs.system import RayHostConfig, SerialHostConfig
 
 from .balance import Balancer
+from .checkpoint import SERVERS
 from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .hosts.base import ANSWER_S, Host
 from .hosts.serial import SerialHost
@@ -119,7 +120,7 @@ def place_services(host: Host, config: TrainConfig, context: Context, folder: Pa
     # One more than the run keeps, and one that was written while a role did not pause.
     make = partial(
         make_buffer, context.record_spec, buffers,
-        folder=folder / "replay", keep=config.run.keep_checkpoints + 2,
+        folder=folder / SERVERS, keep=config.run.keep_checkpoints + 2,
     )  # fmt: skip
     real = partial(make, "real", seed=context.seed + 11)
     imagined = partial(make, "imagined", seed=context.seed + 12)

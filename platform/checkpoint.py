@@ -21,17 +21,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from buffers.backends import BufferName, verify_saved
 from configs.errors import CheckpointError
 
 from .buffer_files import load_buffers, save_buffers
 from .context import Context
 from .models import write_model
-from .storage import disk_errors, load_tree, new_folder, save_tree, verify_folder
+from .storage import disk_errors, load_tree, new_folder, read_json, save_tree, verify_folder
 from .weights import Arrays
 
 log = logging.getLogger(__name__)
-BUFFERS = ("b_real", "b_img")
+BUFFERS: dict[str, BufferName] = {"b_real": "real", "b_img": "imagined"}
+"""Service to the name of the buffer that it is."""
 TRAINING_STATE, BUFFER_FILES = "training_state", "buffers"
+SERVERS = "replay"
+"""Folder beside the checkpoints' own, where the servers of replay buffers keep theirs."""
 
 
 def write_checkpoint(
@@ -70,7 +74,7 @@ def write_checkpoint(
 def _is_torn(target: Path) -> bool:
     """Whether it does not verify; then it is removed: a run that went on from an older one comes by here again."""
     try:
-        verify_folder(target)
+        _verify(target)
     except CheckpointError as error:
         log.warning("a torn checkpoint is written anew: %s", error)
         with disk_errors(target):
@@ -87,8 +91,21 @@ def _point_last(folder: Path, name: str) -> None:
 
 
 def complete(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first."""
-    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir() and not path.is_symlink())
+    """Checkpoint folders, oldest first: by the number of turns, which may have more digits than the names are padded to."""
+    found = (
+        [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
+        if folder.is_dir()
+        else []
+    )
+    return sorted((path for path in found if not path.is_symlink()), key=lambda path: int(path.name))
+
+
+def _verify(checkpoint: Path) -> None:
+    """CheckpointError unless its files, and what servers of buffers wrote for it elsewhere, are whole."""
+    verify_folder(checkpoint)
+    states = read_json(checkpoint / BUFFER_FILES / "state.json")
+    for service, state in states.items():
+        verify_saved(state, BUFFERS[service], checkpoint.parents[1] / SERVERS)
 
 
 def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]]:
@@ -99,7 +116,7 @@ def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]]:
     candidates = complete(folder)
     for path in reversed(candidates):
         try:
-            verify_folder(path)
+            _verify(path)
         except CheckpointError as error:
             log.warning("skipped a torn checkpoint: %s", error)
             continue

@@ -21,7 +21,7 @@ from configs.errors import DataError
 from configs.loader import config_from_yaml, config_to_dict
 from configs.schema import TrainConfig
 
-from .checkpoint import read_checkpoint
+from .checkpoint import SERVERS, read_checkpoint
 from .context import Context, make_context
 from .storage import MANIFEST, verify_folder
 
@@ -97,16 +97,27 @@ def warn_of_clipping(source: Source, low: tuple[float, ...], high: tuple[float, 
 def run_episodes(folder: Path) -> tuple[Context, list[Record]]:
     """What ``B_real`` of a run's newest checkpoint holds, oldest first.
 
-    Raises CheckpointError when there is none that verifies.
+    Raises CheckpointError when there is none that verifies, DataError when its episodes lie elsewhere.
     """
-    from buffers.memory import MemoryBuffer
+    from buffers.backends import make_buffer
 
     config = config_from_yaml(TrainConfig, folder / "config.yaml")
     context = make_context(config, seed=config.run.seed, device="cpu")
     _, states = read_checkpoint(folder / "checkpoints")
-    buffer = MemoryBuffer(context.record_spec, config.buffers.real, seed=0, name="real")
-    buffer.load(states["b_real"])
-    return context, buffer.episodes()
+    if "address" in states["b_real"].get("server", {}):
+        raise DataError(
+            "the run's episodes lie on a Reverb server elsewhere", where=str(folder),
+            remedy="take those of a run that started its servers itself, or of one with buffers.backend=memory",
+        )  # fmt: skip
+    buffer = make_buffer(
+        context.record_spec, config.buffers, "real", seed=0, folder=folder.absolute() / SERVERS,
+        keep=config.run.keep_checkpoints + 2,
+    )  # fmt: skip
+    try:
+        buffer.load(states["b_real"])
+        return context, buffer.episodes()
+    finally:
+        buffer.close()
 
 
 def is_run(folder: Path) -> bool:

@@ -17,11 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import CheckpointError, ConfigError, RoleFailure
+from configs.errors import CheckpointError, ConfigError, ReverieError, RoleFailure
 from configs.loader import config_from_yaml, config_to_dict, load_config, to_yaml
 from configs.schema import EvaluateConfig
 
 from .command import main
+from .run_folder import new_run_folder, remove_if_bare
 
 if TYPE_CHECKING:
     from .context import Context
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("reverie.evaluate")
 REPORT_EVERY_S = 10.0
+CONTINUED = ("run.resume", "evaluation.workers")
+"""Keys that may be given when an evaluation is continued."""
 
 
 @dataclass
@@ -47,12 +50,11 @@ def run(argv: list[str]) -> int:
     from .trial_pool import TrialPool
     from .trials import Bench, env_configs, plan_trials, row_of
 
-    config, folder = _config(load_config(EvaluateConfig, argv))
+    config, begun = _config(load_config(EvaluateConfig, argv), argv)
     given = _given(config)
     trials = plan_trials(config)
-    done = _begun(folder, given) if folder is not None else {}
-    if folder is None:
-        folder = _new_folder(config, given)
+    done = {} if begun is None else _begun(begun, given)
+    folder = _new_folder(config, given) if begun is None else begun
     log.info("%s: %d trials, %d of them done", folder, len(trials), len(done))
     bench = Bench(config, given.context, env_configs(config), given.arrays, folder.absolute())
     missing = [trial for trial in trials if trial.key not in done]
@@ -70,13 +72,28 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         log.error("go on with run.resume=%s", folder)
         raise
+    except ReverieError:
+        if begun is None:
+            remove_if_bare(folder)
+        raise
     return _report(config, given, folder, [(trial, done[trial.key]) for trial in trials])
 
 
-def _config(config: EvaluateConfig) -> tuple[EvaluateConfig, Path | None]:
-    """The configuration in force, and the run directory that is continued."""
+def _config(config: EvaluateConfig, argv: list[str]) -> tuple[EvaluateConfig, Path | None]:
+    """The configuration in force, and the run directory that is continued.
+
+    Raises:
+        ConfigError: a key that would change what was begun.
+        CheckpointError: no evaluation that could be continued.
+    """
     if config.run.resume is None:
         return config, None
+    others = [argument for argument in argv if argument.partition("=")[0] not in CONTINUED]
+    if others:
+        raise ConfigError(
+            "an evaluation is continued as it was begun", where=others[0],
+            remedy="drop it (run.resume goes with evaluation.workers alone), or start a new evaluation",
+        )  # fmt: skip
     folder = Path(config.run.resume)
     if not (folder / "trials.jsonl").is_file():
         raise CheckpointError(
@@ -131,7 +148,6 @@ def _weights(config: EvaluateConfig, context: Context) -> tuple[Context, Arrays,
 
 
 def _new_folder(config: EvaluateConfig, given: _Given) -> Path:
-    from .run_folder import new_run_folder
     from .storage import disk_errors
 
     folder = new_run_folder(config.run)

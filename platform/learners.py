@@ -50,6 +50,10 @@ class Batches(Protocol):
         """The next batch."""
         ...
 
+    def learned(self) -> None:
+        """The trainer was updated with what was drawn last."""
+        ...
+
     def ready(self) -> bool:
         """Whether ``B_real`` holds what a batch is made of."""
         ...
@@ -116,6 +120,7 @@ class ModelLearner:
             self._served, self._left = max(due, self._served), self._burst
         began = time.monotonic()
         stats = self._trainer.update(self._batches.draw())
+        self._batches.learned()
         self._averages.add({**stats, **self._batches.metrics()}, prefix=f"{self._model_name}/")
         self._averages.add({f"time/{self._model_name}_learner/update_s": time.monotonic() - began})
         self.updates += 1
@@ -195,8 +200,9 @@ def obs_model_learner(context: Context, real: Modelling, weights: Weights, board
         )
         return {"obs_model/val_loss": float(np.mean(losses)), "obs_model/val_loss_by_step": losses}
 
+    batches = ObsModelBatches(real, trainer, config.batch, config.history, prioritise=real.prioritise)
     return ModelLearner(
-        OBS_MODEL, trainer, ObsModelBatches(real, trainer, config.batch, config.history), validate, weights, board,
+        OBS_MODEL, trainer, batches, validate, weights, board,
         every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,
     )  # fmt: skip
 

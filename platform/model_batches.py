@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .context import OBS_MODEL, Context
 from .weights import Weights, load_arrays
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 
 
 HELD_OUT_WINDOWS = 128
+Prioritise = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]], int]
+"""``Modelling.prioritise``."""
 
 
 class Draws(Protocol):
@@ -37,13 +43,34 @@ class Draws(Protocol):
 class ObsModelBatches:
     """Windows of the training split, as long as the trainer's chains want them."""
 
-    def __init__(self, real: Draws, trainer: ObsModelTrainer, batch: int, history: int) -> None:
+    def __init__(
+        self,
+        real: Draws,
+        trainer: ObsModelTrainer,
+        batch: int,
+        history: int,
+        *,
+        prioritise: Prioritise | None = None,
+    ) -> None:
+        """``prioritise``: takes the windows' losses as their priorities, where they are drawn by these."""
         self._real, self._trainer = real, trainer
         self._batch, self._history = batch, history
+        self._prioritise = prioritise
+        self._drawn: WindowBatch | None = None
 
     def draw(self) -> WindowBatch:
         """A batch of windows."""
-        return self._real.windows(self._batch, self._history, self._trainer.window_steps)
+        self._drawn = self._real.windows(self._batch, self._history, self._trainer.window_steps)
+        return self._drawn
+
+    def learned(self) -> None:
+        """What was hardest comes up again soonest."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None or drawn.probability is None or self._prioritise is None:
+            return
+        losses = self._trainer.window_losses
+        known = np.isfinite(losses)
+        self._prioritise(drawn.ids[known], drawn.t[known], losses[known])
 
     def ready(self) -> bool:
         """Whether there is a training episode."""
@@ -100,6 +127,9 @@ class RewardModelBatches:
         return self._pool.joined(
             self._real.outcomes(self._pool.real_share, split="train", balance=config.balance)
         )
+
+    def learned(self) -> None:
+        """Outcomes are not drawn by priority."""
 
     def imagine_held_out(self) -> LabelledFrames | None:
         """Frames of held-out episodes as the present M_obs imagines them, labelled by the real outcome."""

@@ -23,6 +23,12 @@ TORCH_PROCESS_GB = 0.5
 REVERB_SERVER_GB = 1.0
 """A Reverb server and its client, each with TensorFlow, as measured without records."""
 
+SPILL = {
+    "memory": "let frames spill to disk with their memory_bytes",
+    "reverb": "use buffers.backend=memory, whose frames can spill to disk",
+}
+"""By backend: how records find room beyond memory."""
+
 
 def memory_bytes() -> int:
     """Memory of this machine, or of its control group where that is less."""
@@ -39,6 +45,9 @@ def planned_bytes(config: TrainConfig) -> int:
     buffers = config.buffers
     held = sum(part.memory_bytes or part.max_bytes for part in (buffers.real, buffers.imagined))
     servers = 2 if buffers.backend == "reverb" else 0
+    if servers and buffers.reverb.address is not None:
+        # A server elsewhere holds them; platform.replay looks at its machine.
+        held = 0
     return int(held + (processes * TORCH_PROCESS_GB + servers * REVERB_SERVER_GB) * 1e9)
 
 
@@ -64,7 +73,7 @@ def check_plan(config: TrainConfig) -> None:
     if planned > there:
         raise ResourceError(
             f"the run may take {planned / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
-            remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes, or let frames spill to disk with their memory_bytes",
+            remedy=f"lower buffers.real.max_bytes and buffers.imagined.max_bytes, or {SPILL[config.buffers.backend]}",
         )  # fmt: skip
     _check_ranks(config, context)
     check_inputs(config, context)

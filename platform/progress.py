@@ -36,6 +36,7 @@ def metric_row(
     for name, stats in buffers.items():
         for key in ("items", "bytes", "uses_per_sample", "lost_items"):
             row[f"buffer/{name}/{key}"] = stats[key]
+        row[f"buffer/{name}/server_deaths"] = len(stats["server_deaths"])
     row |= {key: value for key, value in board.items() if value is not None}
     row["real_steps"] = sum(value for key, value in board.items() if key.startswith("real_steps/"))
     return row

@@ -16,11 +16,14 @@ from pathlib import Path
 
 from buffers.reverb_server import serve
 from buffers.reverb_tables import table_specs
+from configs.errors import ResourceError
 from configs.loader import load_config
 from configs.schema import TrainConfig
+from configs.system import BuffersConfig
 
 from .command import main
 from .context import make_context
+from .plan import memory_bytes
 
 log = logging.getLogger("reverie.replay")
 
@@ -32,6 +35,7 @@ def run(argv: list[str]) -> int:
     """Serve until interrupted."""
     config = load_config(TrainConfig, argv)
     spec = make_context(config, seed=0, device="cpu").record_spec
+    _check_memory(config.buffers)
     tables = [
         *table_specs(spec, config.buffers.real, name="real", modelled=True),
         *table_specs(spec, config.buffers.imagined, name="imagined", modelled=False),
@@ -48,6 +52,16 @@ def run(argv: list[str]) -> int:
     finally:
         server.stop()
     return 0
+
+
+def _check_memory(buffers: BuffersConfig) -> None:
+    """ResourceError where full tables would not fit into this machine."""
+    held, there = buffers.real.max_bytes + buffers.imagined.max_bytes, memory_bytes()
+    if held > there:
+        raise ResourceError(
+            f"the tables may take {held / 1e9:.1f} GB, the machine has {there / 1e9:.1f} GB", where="buffers",
+            remedy="lower buffers.real.max_bytes and buffers.imagined.max_bytes, here and in the run",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

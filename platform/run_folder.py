@@ -10,6 +10,11 @@ from configs.system import RunConfig
 
 from .storage import disk_errors
 
+GIVEN = ("config.yaml", "log.txt", "policy.json")
+"""Files that say what is to be done."""
+ROWS = ("metrics.jsonl", "trials.jsonl")
+"""Files of what was done."""
+
 
 def new_run_folder(run: RunConfig) -> Path:
     """Make ``run.dir``, or ``outputs/<name>/<date>_<time>``.
@@ -29,11 +34,10 @@ def new_run_folder(run: RunConfig) -> Path:
 
 
 def remove_if_bare(folder: Path) -> None:
-    """Take away the directory of a run that failed before it did anything: no row of metrics, nothing else either."""
+    """Take away the directory of a run that failed before it did anything: no row of metrics or trials, nothing else either."""
     paths = list(folder.iterdir())
-    metrics = folder / "metrics.jsonl"
-    began = metrics.is_file() and metrics.stat().st_size > 0
-    if {path.name for path in paths} <= {"config.yaml", "log.txt", metrics.name} and not began:
+    began = any(path.stat().st_size > 0 for path in paths if path.name in ROWS)
+    if {path.name for path in paths} <= {*GIVEN, *ROWS} and not began:
         for path in paths:
             path.unlink()
         folder.rmdir()

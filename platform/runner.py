@@ -18,7 +18,7 @@ import numpy as np
 
 from buffers.dataset import read_dataset
 from buffers.records import Record
-from configs.errors import RoleFailure, StallError
+from configs.errors import ReplayError, RoleFailure, StallError
 from configs.schema import TrainConfig
 
 from .assembly import HOSTS, Services, place_roles, place_services, publish_first, shares
@@ -26,6 +26,7 @@ from .checkpoint import write_checkpoint
 from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
+from .losses import Losses
 from .metrics import make_trackers, read_rows
 from .model_watch import FilmShelf
 from .models import read_model
@@ -88,6 +89,7 @@ class Runner:
         self._interrupted = False
         self._checkpointed = 0 if resumed is None else resumed[0]
         self._films = FilmShelf(folder / "media" / "films")
+        self._losses = Losses(None if resumed is None else resumed[1])
         self._busy: dict[str, float] = {}
         self._moved: dict[str, tuple[int, float]] = {}
 
@@ -105,17 +107,20 @@ class Runner:
         host = self._timed("host", lambda: HOSTS[type(self._config.host)](self._config.host))
         try:
             return report(self._run_on(host, first, records))
-        except RoleFailure as error:
+        except (RoleFailure, ReplayError) as error:
             raise self._with_remedy(error) from error
         finally:
             host.close()
 
-    def _with_remedy(self, error: RoleFailure) -> RoleFailure:
-        """What a role died of says no remedy of its own: the run can go on from its last checkpoint."""
-        if error.remedy or not self._checkpointed:
+    def _with_remedy(self, error: RoleFailure | ReplayError) -> RoleFailure | ReplayError:
+        """The run can go on from its last checkpoint, once what is wrong is put right where that has a remedy."""
+        if not self._checkpointed:
             return error
-        remedy = f"run.resume={self._folder} goes on from policy turn {self._checkpointed}"
-        return type(error)(error.what, where=error.where, remedy=remedy)
+        remedy = f"run.resume={self._folder} goes on from policy turn {self._checkpointed}{self._losses.since_checkpoint()}"
+        kind = type(error) if isinstance(error, RoleFailure) else RoleFailure
+        return kind(
+            error.what, where=error.where, remedy=f"{error.remedy}; {remedy}" if error.remedy else remedy
+        )
 
     def _timed(self, stage: str, work: Any) -> Any:
         began = time.monotonic()
@@ -244,6 +249,7 @@ class Runner:
             host.pump()
             now = time.monotonic()
             board = services.store.read()
+            self._losses.see(board)
             if now - logged >= config.log_every_s:
                 self._log(host, services, board, trackers, line, now)
                 logged = now
@@ -283,12 +289,18 @@ class Runner:
             self._busy[name] = self._busy.get(name, 0.0) + row["busy_s"]
         if int(board.get("policy/turns", 0)) <= self._config.algorithm.critic_warm_up:
             self._progress.warm_up_steps = online_steps(board)
-        buffers = {"real": services.real.stats(), "img": services.imagined.stats()}
+        buffers = self._buffers(services)
         row = metric_row(by_role, buffers, board | restart_facts(host), line.wall_s(now))
         for tracker in trackers:
             tracker.write(row, int(board.get("policy/turns", 0)))
         self._films.collect(services.store)
         log.info("%s", line.text(row, board, now))
+
+    def _buffers(self, services: Services) -> dict[str, dict[str, Any]]:
+        """Their statistics; what they lost is told."""
+        found = {"real": services.real.stats(), "img": services.imagined.stats()}
+        self._losses.look(found)
+        return found
 
     def _watch(self, host: Host, now: float) -> None:
         """No silent stall: a step that never ends, or loops that all stand still."""
@@ -330,12 +342,14 @@ class Runner:
             keep=self._config.run.keep_checkpoints,
         )  # fmt: skip
         self._checkpointed = turns
+        self._losses.saved(states["store"]["board"])
         return models
 
     def _finish(self, host: Host, services: Services, began: float) -> Outcome:
         """A last checkpoint, the evaluation after, and what the report needs from the buffers."""
         self._progress.wall_s += time.monotonic() - began
         models = self._checkpoint(host)
+        self._buffers(services)
         board = services.store.read()
         after = {}
         if not self._interrupted:

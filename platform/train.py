@@ -45,13 +45,18 @@ def run(argv: list[str]) -> int:
 
 
 def _resume(asked: TrainConfig) -> int:
-    """The run goes on with its own config; of the new command line only ``run.stop``, the host and the ranks count."""
+    """The run goes on with its own config; of the new command line only ``run.stop``, the host, the ranks and where a Reverb
+    server now is count.
+    """
     folder = Path(str(asked.run.resume))
     require_run(folder)
     stored = config_from_yaml(TrainConfig, folder / "config.yaml")
     config = replace(
         stored, host=asked.host, learner=asked.learner, run=replace(stored.run, stop=asked.run.stop)
     )
+    if asked.buffers.reverb.address is not None:
+        moved = replace(stored.buffers.reverb, address=asked.buffers.reverb.address)
+        config = replace(config, buffers=replace(stored.buffers, reverb=moved))
     check_plan(config)
     return run_in(folder, config, read_checkpoint(folder / "checkpoints"))
 

@@ -56,7 +56,7 @@ def _kind(size: str, config: BufferConfig) -> str:
 
 
 KINDS: list[tuple[str, dict[str, Any], int]] = [
-    ("small", {}, 8),
+    ("small", {}, 12),
     ("large", {}, 32),
     ("large", {"held_out": 0.3}, 4),
     ("large", {"sampling": PrioritySamplingConfig(exponent=1.0)}, 6),

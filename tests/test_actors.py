@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from platform.acceleration import denormals_flushed
 from platform.hosts.actors import RankActor, RoleActor
@@ -59,7 +60,7 @@ def by_itself() -> float:
 def in_a_role() -> float:
     role = Halving()
     actor = RoleActor("role", lambda: role, Seat(threads=1))  # type: ignore[arg-type, return-value]
-    actor.resume()
+    actor.resume(os.getpid())
     while role.found is None:
         time.sleep(0.001)
     actor.pause()

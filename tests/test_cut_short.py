@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from platform.hosts.actors import RoleActor
 from platform.hosts.seat import Seat
@@ -95,7 +96,7 @@ class Long:
 def test_a_hasty_pause_cuts_the_step_short_and_a_patient_one_waits() -> None:
     role: Any = Long()
     actor = RoleActor("long", lambda: role, Seat(threads=1))
-    actor.resume()
+    actor.resume(os.getpid())
     assert role.begun.wait(60)
     patient = threading.Thread(target=actor.pause)
     patient.start()

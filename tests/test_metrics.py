@@ -136,7 +136,7 @@ def test_rows_are_on_disk_at_once_and_an_unfinished_last_line_is_ignored(tmp_pat
 def test_a_metric_row_has_idle_ratios_and_the_sum_of_real_steps() -> None:
     from platform.progress import metric_row
 
-    stats = {"items": 3, "bytes": 10, "uses_per_sample": 0.5, "lost_items": 0}
+    stats = {"items": 3, "bytes": 10, "uses_per_sample": 0.5, "lost_items": 0, "server_deaths": ["died"]}
     row = metric_row(
         {
             "policy_learner": {"busy_s": 3.0, "wall_s": 4.0, "policy/loss": 0.1},
@@ -152,6 +152,7 @@ def test_a_metric_row_has_idle_ratios_and_the_sum_of_real_steps() -> None:
     assert row["real_steps"] == 12
     assert row["policy/loss"] == 0.1
     assert row["buffer/img/items"] == 3
+    assert row["buffer/img/server_deaths"] == 1
     assert "obs_model/val_loss" not in row
     assert "busy_s" not in row
 

@@ -116,7 +116,9 @@ def test_one_step_loss_by_hand(target: str) -> None:
     """Untrained, F is 0 or the shut gate's; the loss is the mean square of F - (target - c_skip noisy) / c_out."""
     model = make_model(target=target, conditioning_noise=0.0)
     frames, proprio, actions, mask, words = tensors(rows=3, steps=1)
-    _, stats = model.loss(frames, proprio, actions, mask, words, generator=generator(5), rollout_model=None)
+    _, stats, by_window = model.loss(
+        frames, proprio, actions, mask, words, generator=generator(5), rollout_model=None
+    )
     replay = generator(5)
     torch.randint(1, (1,), generator=replay)
     sigma = (1.0 + 1.2 * torch.randn(3, generator=replay)).exp().clamp(2e-3, 20.0)
@@ -129,6 +131,14 @@ def test_one_step_loss_by_hand(target: str) -> None:
     if target == "residual":
         error = error + pixels[:, 0] / model.config.sigma_data / (1 + math.exp(3.0))
     assert stats["image_loss"] == pytest.approx(float((error**2).mean()), rel=1e-5)
+    position = by_window - (error**2).mean((1, 2, 3))
+    assert stats["proprio_loss"] == pytest.approx(float(position.mean()), rel=1e-4)
+    assert (position > 0).all()
+    mask[1] = False
+    *_, by_window = model.loss(
+        frames, proprio, actions, mask, words, generator=generator(5), rollout_model=None
+    )
+    assert by_window.isnan().tolist() == [False, True, False]
 
 
 def test_multi_step_loss_is_the_loss_on_own_predictions() -> None:
@@ -137,7 +147,7 @@ def test_multi_step_loss_is_the_loss_on_own_predictions() -> None:
     roller = make_model(1, scramble=True)
     frames, proprio, actions, mask, words = tensors(steps=2)
     seed = next(s for s in range(50) if int(torch.randint(2, (1,), generator=generator(s))) == 1)
-    _, stats = model.loss(
+    _, stats, _ = model.loss(
         frames, proprio, actions, mask, words, generator=generator(seed), rollout_model=roller
     )
     assert stats["chain"] == 1.0

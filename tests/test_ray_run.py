@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,19 +51,29 @@ class Run:
                 continue
         return found
 
+    def turns(self) -> int:
+        """Policy turns that the log tells of."""
+        log = self.folder / "log.txt"
+        text = log.read_text() if log.is_file() else ""
+        return max((int(number) for number in re.findall(r"turn (\d+)/", text)), default=0)
+
+    def process_of(self, part: str) -> int:
+        """Id of the newest process of a role or service, as the log tells."""
+        return int(re.findall(rf"\b{part} is process (\d+)", (self.folder / "log.txt").read_text())[-1])
+
     def wait_for_turns(self, turns: int) -> None:
         """Until the log tells of that many policy turns."""
+        self.wait(lambda: self.turns() >= turns, f"turn {turns}")
+
+    def wait(self, reached: Callable[[], bool], what: str) -> None:
+        """Until then, or until the run has ended."""
         deadline = time.monotonic() + LONG_S
-        log = self.folder / "log.txt"
-        while time.monotonic() < deadline:
-            text = log.read_text() if log.is_file() else ""
-            done = [int(number) for number in re.findall(r"turn (\d+)/", text)]
-            if done and max(done) >= turns:
-                return
+        while not reached():
             assert self.process.poll() is None, self.process.communicate()
+            if time.monotonic() > deadline:
+                os.killpg(self.process.pid, signal.SIGTERM)
+                pytest.fail(f"no {what} within {LONG_S} s")
             time.sleep(0.2)
-        os.killpg(self.process.pid, signal.SIGTERM)
-        pytest.fail(f"no turn within {LONG_S} s")
 
     def end(self) -> tuple[int, str, str]:
         """(exit code, stdout, stderr) once it is over; nothing that it started is left."""
@@ -165,8 +176,7 @@ def test_a_killed_role_ends_the_run_by_name(tmp_path: Path, victim: str) -> None
         *ranks,
     )
     run.wait_for_turns(3)
-    pid = int((tmp_path / "run" / "log.txt").read_text().split(f"{victim} is process ")[1].split()[0])
-    os.kill(pid, signal.SIGKILL)
+    os.kill(run.process_of(victim), signal.SIGKILL)
     code, _, err = run.end()
     assert code == 3, err
     last = err.strip().splitlines()[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,22 @@ def _other_camera(record: Record) -> None:
 
 def _no_proprio(record: Record) -> None:
     record.proprio = None  # type: ignore[assignment]
+
+
+def _no_images(record: Record) -> None:
+    record.images = None  # type: ignore[assignment]
+
+
+def _no_instruction(record: Record) -> None:
+    record.instruction = None  # type: ignore[assignment]
+
+
+def _success_in_words(record: Record) -> None:
+    record.success = "yes"  # type: ignore[assignment]
+
+
+def _unknown_source(record: Record) -> None:
+    record.source = "dreamt"  # type: ignore[assignment]
 
 
 def _list_of_tokens(record: Record) -> None:
@@ -75,6 +92,10 @@ def test_records_come_back_unchanged(make: Maker) -> None:
         (_no_camera, r"cameras \[\].*give \['camera0'\]"),
         (_other_camera, r"images\[camera0\] is uint8\[4, 2, 4, 3\].*give uint8\[4, 4, 4, 3\]"),
         (_no_proprio, "proprio is NoneType.*numpy array"),
+        (_no_images, r"cameras \[\].*give \['camera0'\]"),
+        (_no_instruction, "instruction is None.*give str"),
+        (_success_in_words, "success is 'yes'.*give bool"),
+        (_unknown_source, "source is 'dreamt'.*give one of real, imagined, demonstration"),
         (_list_of_tokens, "tokens is list.*numpy array"),
         (_other_actions, r"tokens is int16\[3, 3, 1\].*give int16\[3, 3, 2\]"),
         (_wrong_type, "tokens is int64"),
@@ -189,3 +210,23 @@ def test_a_state_of_another_size_is_refused(make: Maker) -> None:
     state = make().state()
     with pytest.raises(CheckpointError, match="max_bytes"):
         make("small").load(state)
+
+
+def test_two_buffers_are_saved_at_once(make: Maker) -> None:
+    """On Reverb they have one server, which deletes what it writes for one as older than the other's."""
+    buffers = [make("small"), make("small")]
+    for buffer in buffers:
+        fill(buffer, [4, 5])
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(6):
+            states = list(pool.map(lambda buffer: buffer.state(), buffers))
+    for buffer, state in zip(buffers, states, strict=True):
+        buffer.load(state)
+        assert [record.length for record in buffer.episodes()] == [4, 5]
+
+
+def test_a_state_of_the_other_backend_is_refused(make: Maker) -> None:
+    states: dict[str, dict[str, Any]] = {"memory": {"backend": "reverb"}, "reverb": {"shelf": {}}}
+    other = {"memory": "reverb", "reverb": "memory"}[make.backend]
+    with pytest.raises(CheckpointError, match=rf"resume with buffers\.backend={other}"):
+        make.shared().load(states[make.backend])

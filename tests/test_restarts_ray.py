@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import time
 from pathlib import Path
 from platform.metrics import read_rows
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.counted_env import FILE, counted
-from tests.test_ray_run import LONG_S, Run
+from tests.test_ray_run import Run
 
 VICTIMS = ("rollout_0", "inference_0", "imagination", "evaluator")
 SLOTS, REPLAN, BOUND = 4, 2, 6
@@ -35,7 +33,7 @@ def test_a_run_outlives_one_death_of_each_kind(tmp_path: Path, monkeypatch: pyte
         kill(run, victim)
     for victim in VICTIMS:
         wait_until_back(run, victim)
-    run.wait_for_turns(last_turn(run) + 4)
+    run.wait_for_turns(run.turns() + 4)
     os.killpg(run.process.pid, signal.SIGINT)
     code, _, err = run.end()
     assert code == 130, err
@@ -71,28 +69,15 @@ def check_samples(buffer: dict[str, Any]) -> None:
     assert sum(s["state"] == "running" for s in table["samples"]) <= SLOTS
 
 
-def process_of(run: Run, role: str) -> int:
-    """As the log tells."""
-    return int(re.findall(rf"\b{role} is process (\d+)", (run.folder / "log.txt").read_text())[-1])
-
-
 def kill(run: Run, role: str) -> None:
-    os.kill(process_of(run, role), signal.SIGKILL)
+    os.kill(run.process_of(role), signal.SIGKILL)
 
 
 def wait_until_back(run: Run, role: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while f"{role} is process" not in again(run):
-        assert run.process.poll() is None, run.process.communicate()
-        assert time.monotonic() < deadline, f"{role} is not back"
-        time.sleep(0.2)
+    run.wait(lambda: f"{role} is process" in again(run), f"{role} again")
 
 
 def again(run: Run) -> str:
     """Lines of the log that tell of a restart."""
     lines = (run.folder / "log.txt").read_text().splitlines()
     return "\n".join(line for line in lines if " again (" in line and "is process" in line)
-
-
-def last_turn(run: Run) -> int:
-    return int((run.folder / "log.txt").read_text().rsplit("turn ", 1)[1].split("/")[0])

@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 from platform.evaluate import run
 from platform.metrics import read_rows
+from platform.trial_pool import TrialPool
 from platform.trial_table import by_suite, table_markdown
 from platform.trials import Outcome, Trial
 from typing import Any
 
 import pytest
 
-from configs.errors import CheckpointError, ConfigError
+from configs.errors import CheckpointError, ConfigError, EnvError
 from configs.loader import load_config
 from configs.schema import EvaluateConfig
-from tests.run_helper import POLICY
+from tests.run_helper import POLICY, write_demos
 
 REACH = ["env=tabletop_reach", "env.max_episode_steps=16"]
 
@@ -134,6 +135,35 @@ def test_mistakes_are_seen_before_anything_is_made(overrides: list[str], words: 
     with pytest.raises(ConfigError, match=words):
         run([f"run.dir={tmp_path / 'run'}", "evaluation.actor=expert", *overrides])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_is_nothing_to_be_evaluated_in(tmp_path: Path) -> None:
+    demos = write_demos(tmp_path / "demos", episodes=2)
+    with pytest.raises(EnvError, match="nothing can act in it"):
+        run([f"run.dir={tmp_path / 'run'}", "evaluation.actor=still", "env=recorded", f"env.data={demos}"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_that_cannot_begin_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise EnvError("a package is missing")
+
+    monkeypatch.setattr(TrialPool, "run", fail)
+    with pytest.raises(EnvError, match="a package is missing"):
+        run([f"run.dir={tmp_path / 'run'}", *REACH, "evaluation.actor=still"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_is_continued_as_it_was_begun(tmp_path: Path) -> None:
+    evaluated(
+        tmp_path / "run", *REACH, "evaluation.actor=still", "evaluation.trials=1", "evaluation.videos=false"
+    )
+    for other in ("evaluation.trials=3", "env=tabletop", "run.device=cpu"):
+        with pytest.raises(ConfigError, match=rf"continued as it was begun \({other}\)"):
+            run([f"run.resume={tmp_path / 'run'}", other, "evaluation.workers=2"])
+    assert run([f"run.resume={tmp_path / 'run'}", "evaluation.workers=2"]) == 0
 
 
 def rows(suite: str, successes: int, failures: int, errors: int) -> list[tuple[Trial, Outcome]]:

@@ -151,8 +151,9 @@ class ObservationModel(nn.Module):
         generator: torch.Generator,
         rollout_model: ObservationModel | None,
         aim: ConsistencyAim | None = None,
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Denoising loss of one transition that is reached on own predictions (multi-step training).
+    ) -> tuple[Tensor, dict[str, float], Float[Tensor, " B"]]:
+        """Denoising loss of one transition that is reached on own predictions (multi-step training); its parts; and that of
+        each window, NaN for those that the drawn transition left out.
 
         ``frames`` is {camera: uint8 ``[B, L+S, H, W, 3]``}, ``proprio`` ``[B, L+S, P]``. Draws how many decisions n in
         0..S-1 ``rollout_model`` first goes without gradient; then the loss of decision n, over the rows where ``mask``
@@ -191,13 +192,15 @@ class ObservationModel(nn.Module):
             sigma_next=levels[1],
         )
         loss = image.mean() + position.mean()
+        by_window = torch.full(mask.shape[:1], torch.nan, device=mask.device)
+        by_window[rows] = (image + position).detach().float()
         stats = {
             "loss": float(loss.detach()),
             "image_loss": float(image.detach().mean()),
             "proprio_loss": float(position.detach().mean()),
             "chain": float(chain),
         }
-        return loss, stats
+        return loss, stats, by_window
 
     def _draw_sigmas(self, rows: int, generator: torch.Generator) -> Float[Tensor, " B"]:
         config = self.config

@@ -180,6 +180,8 @@ class ObsModelTrainer(AveragedTrainer):
         self.averaged: ObservationModel = self._averaged  # type: ignore[assignment]
         self._config = config
         self._encode = encode
+        self.window_losses: NDArray[np.float64] = np.empty(0)
+        """``[B]`` of the last update's windows; NaN for those that its transition left out."""
         self._aim: ConsistencyAim | None = None
         if config.sampler == "consistency":
             self._aim = ConsistencyAim(config, self.averaged, teacher)
@@ -192,12 +194,13 @@ class ObsModelTrainer(AveragedTrainer):
     def update(self, batch: TransitionWindows) -> dict[str, float]:
         """One optimizer step. Statistics: loss, image_loss, proprio_loss, chain, grad_norm, learning_rate, skipped."""
         chains = self.updates >= self._first_chain
-        loss, stats = self.model.loss(
+        loss, stats, by_window = self.model.loss(
             *self._tensors(batch),
             generator=self.generator,
             rollout_model=self.averaged if chains else None,
             aim=self._aim,
         )
+        self.window_losses = by_window.double().cpu().numpy()
         return self._apply(loss, stats)
 
     def validation_loss(self, batch: TransitionWindows) -> list[float]:

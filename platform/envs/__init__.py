@@ -123,7 +123,7 @@ _KINDS: dict[type[Any], _Kind] = {
     LiberoConfig: _Kind(
         _make_libero, _libero_spec, _make_libero_here, _libero_trial_seed, _most_libero_trials
     ),
-    RecordedConfig: _Kind(refuse, recorded_spec, refuse, _next_seed, _no_limit),
+    RecordedConfig: _Kind(refuse, recorded_spec, refuse, _next_seed, refuse),
 }
 
 

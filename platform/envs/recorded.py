@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from buffers.dataset import peek_dataset
 from configs.env import RecordedConfig
 from configs.errors import DataError, EnvError
 
-from .base import DecisionEnv, EnvSpec
+from .base import EnvSpec
 
 
 def recorded_spec(config: RecordedConfig) -> EnvSpec:
@@ -38,7 +40,7 @@ def recorded_spec(config: RecordedConfig) -> EnvSpec:
     )
 
 
-def refuse(_config: RecordedConfig, _slots: int, **_decisions: int) -> DecisionEnv:
+def refuse(_config: RecordedConfig, _slots: int = 0, **_decisions: int) -> NoReturn:
     """Always an EnvError."""
     raise EnvError(
         "a dataset is no environment: nothing can act in it", where="env=recorded",

@@ -113,9 +113,13 @@ class RoleActor:
         self._progress += worked
         return worked
 
-    def resume(self) -> None:
-        """Let the loop work."""
-        self._running.set()
+    def resume(self, process: int) -> int:
+        """Let the loop work if this is ``process``: a later one has not been given yet what its predecessor kept. Id of the
+        process that this is.
+        """
+        if process == os.getpid():
+            self._running.set()
+        return os.getpid()
 
     def pause(self, haste: bool = False) -> bool:
         """Hold the loop; answers when it stands between two steps. ``haste``: a step that can be cut short is."""
@@ -125,10 +129,10 @@ class RoleActor:
         with self._still:
             return True
 
-    def state(self) -> State:
-        """The role's."""
+    def state(self) -> tuple[int, State]:
+        """The process that tells it, and the role's."""
         with self._still:
-            return self._role.state()
+            return os.getpid(), self._role.state()
 
     def load(self, state: State) -> None:
         """Into the role."""

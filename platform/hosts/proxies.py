@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from configs.errors import RoleFailure
+from configs.errors import ReverieError, RoleFailure
 
 from ..replicas import ReplicaLost
 from .base import ANSWER_S
 
 INFER = "infer"
+GUESSES = "Some common causes include"
+"""What Ray's text on a dead process goes on with, the same for every death."""
 
 
 class ServiceProxy:
@@ -100,6 +102,9 @@ def answers(
                 raise died(name, error) from error
         except ray.exceptions.GetTimeoutError as error:
             raise RoleFailure(f"{name} does not answer", where=name) from error
+        except ray.exceptions.RayTaskError as error:
+            # What Ray makes of it says a whole traceback.
+            raise (error.cause if isinstance(error.cause, ReverieError) else error) from error
     return found
 
 
@@ -109,7 +114,8 @@ def died(name: str, error: BaseException) -> RoleFailure:
 
 
 def cause(error: BaseException) -> str:
-    """Its last line, which says most."""
+    """Its last line, which says most, without what Ray guesses whenever a process is gone."""
     first = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(first).strip().splitlines() if line.strip()]
+    told = str(first).partition(GUESSES)[0]
+    lines = [line.strip() for line in told.strip().splitlines() if line.strip()]
     return f"{type(first).__name__}: {lines[-1]}" if lines else type(first).__name__

@@ -155,7 +155,7 @@ class RayHost:
     def resume(self) -> None:
         """Let every loop work."""
         self._working = True
-        self._of_roles({name: actor.resume.remote() for name, actor in self._present().items()})
+        self._let_work(self._present())
 
     def pump(self) -> None:
         """Wait a moment, then look after every actor."""
@@ -187,9 +187,15 @@ class RayHost:
         """Roles that were built again work on."""
         for name, error in self._spares.welcome():
             if error is None and self._working:
-                self._of_roles({name: self._roles[name].resume.remote()})
+                self._let_work({name: self._roles[name]})
             elif error is not None and not self._let_go(name):
                 raise error
+
+    def _let_work(self, roles: dict[str, Any]) -> None:
+        """Each in the process that is known; one that took its place meanwhile is held until it is welcomed."""
+        asked = {name: actor.resume.remote(self._spares.process(name)) for name, actor in roles.items()}
+        for name, process in self._of_roles(asked).items():
+            self._spares.look(name, process)
 
     def _let_go(self, name: str) -> bool:
         """Go on without a dead replica while another serves; its clients ask that one."""
@@ -234,24 +240,37 @@ class RayHost:
     def states(self, skip: list[str]) -> dict[str, State]:
         """Of roles, then of services: roles tell them the last, and what a dead one had is given back."""
         asked = {name: actor.state.remote() for name, actor in self._present().items() if name not in skip}
-        found = self._of_roles(asked)
+        found = {}
+        for name, (process, state) in self._of_roles(asked, self._state_s).items():
+            self._spares.look(name, process)
+            # One that was built again has not been given yet what its predecessor kept.
+            if name not in self._spares.away:
+                found[name] = state
         asked = {name: actor.call.remote("state") for name, actor in self._services.items()}
-        return found | answers(asked, answer_s=self._answer_s)
+        return found | answers(asked, answer_s=self._state_s)
 
     def load(self, states: dict[str, State]) -> None:
         """Services first: roles look into them."""
         asked = {name: actor.call.remote("load", states[name]) for name, actor in self._services.items()}
-        answers(asked, answer_s=self._answer_s)
+        answers(asked, answer_s=self._state_s)
         states = self._spares.load(states)
-        answers({name: a.load.remote(states[name]) for name, a in self._roles.items() if name in states})
+        asked = {
+            name: actor.load.remote(states[name]) for name, actor in self._roles.items() if name in states
+        }
+        answers(asked, answer_s=self._state_s)
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Each role's metrics and clock."""
         return self._of_roles({name: actor.metrics.remote() for name, actor in self._present().items()})
 
-    def _of_roles(self, asked: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def _state_s(self) -> float:
+        """Longest wait for a state to be told or taken over."""
+        return max(self._answer_s, self._config.state_s)
+
+    def _of_roles(self, asked: dict[str, Any], answer_s: float | None = None) -> dict[str, Any]:
         """Answers of those that live; the death of one that is not spare ends the run by its name."""
-        return answers(asked, self._lost, answer_s=self._answer_s)
+        return answers(asked, self._lost, answer_s=answer_s or self._answer_s)
 
     def health(self) -> list[Health]:
         """As of the last look."""

@@ -69,6 +69,10 @@ class Spares:
         """``name`` runs in ``process``."""
         self._processes[name] = process
 
+    def process(self, name: str) -> int:
+        """Where role ``name`` is known to run."""
+        return self._processes[name]
+
     def recover(self, name: str) -> State | None:
         """What ``name`` had under way is free again; what to continue from."""
         return self._recover[name]()
