@@ -257,6 +257,21 @@ def test_without_anything_to_draw_with_the_remedy_is_named(monkeypatch: pytest.M
         libero_package.choose_graphics("auto")
 
 
+def test_a_library_that_does_not_answer_is_told_from_one_that_cannot_draw(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from platform.envs import libero_package
+
+    def hang(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(libero_package.subprocess, "run", hang)
+    libero_package._draws.cache_clear()
+    assert not libero_package._draws("egl")
+    libero_package._draws.cache_clear()
+    assert "drawing with egl was tried for 300 s without an answer" in caplog.text
+
+
 def test_without_libero_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from platform.envs import libero_package
 

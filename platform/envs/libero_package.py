@@ -15,9 +15,12 @@ from pathlib import Path
 
 from configs.errors import EnvError, ResourceError
 
+log = logging.getLogger("reverie.libero")
+
 _IMPORTING = threading.Lock()
 _PROBE = "import mujoco; context = mujoco.GLContext(16, 16); context.make_current(); context.free()"
-PROBE_S = 60.0
+PROBE_S = 300.0
+"""A driver may hang; a library that draws may take a minute to say so where other programs have all cores."""
 TRIED = "REVERIE_MUJOCO_GL"
 """Tells a process that the one which started it has tried this library."""
 
@@ -116,5 +119,10 @@ def _draws(name: str) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
+        log.warning(
+            "drawing with %s was tried for %.0f s without an answer: a busy machine, or a hanging driver",
+            name,
+            PROBE_S,
+        )
         return False
     return done.returncode == 0

@@ -34,6 +34,8 @@ REWORDED = ("_lan", "_task")
 """Ends of suites whose instructions stand in their problem files; elsewhere LIBERO takes them from the files' names."""
 PERTURBATIONS = ("lan", "object", "swap", "task")
 """LIBERO-PRO's (Zhou et al. 2025): other words, other looks, other places, another goal."""
+CURLED = "\N{RIGHT SINGLE QUOTATION MARK}"
+"""Two problem files of LIBERO-PRO have it where everybody types an apostrophe."""
 PROPRIO_DIM = 8
 ACTION_DIM = 7
 
@@ -165,7 +167,7 @@ def _instruction(problem: str, path: Path) -> str:
     found = re.search(r"\(:language\s+([^)]*)\)", problem)
     if found is None:
         raise EnvError("the problem file has no instruction", where=str(path), remedy="reinstall LIBERO")
-    return " ".join(found.group(1).split())
+    return " ".join(found.group(1).replace(CURLED, "'").split())
 
 
 def _read_npz(path: Path) -> NDArray[np.float64]:
