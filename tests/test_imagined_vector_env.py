@@ -9,20 +9,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from configs.errors import DataError, EnvError
-from tests.model_parts import SPEC
-from tests.test_imagined_env import Brightening, Doubtful, Brightness, start
+from tests.model_parts import SPEC, encode
+from tests.test_imagined_env import Brightening, Brightness, Doubtful, start
 from world_models.base import normalized_actions
 from world_models.imagined_actions import make_actions
 from world_models.imagined_env import ImaginedWorlds
 from world_models.imagined_single_env import ImaginedEnv
 from world_models.imagined_vector_env import ImaginedVectorEnv
-from tests.model_parts import encode
 
 WIDTH = SPEC.replan * SPEC.action_dim
 
@@ -53,16 +53,24 @@ def worlds(obs: Any = None, **settings: Any) -> ImaginedWorlds:
     return ImaginedWorlds(obs or Brightening(), Brightness(), encode=encode, **chosen)
 
 
-def env(count: int, *, obs: Any = None, horizon: int = 3, starts: Any = drawn, mode: str = "NextStep", **more: Any):
+def env(
+    count: int, *, obs: Any = None, horizon: int = 3, starts: Any = drawn, mode: str = "NextStep", **more: Any
+):
     actions = make_actions(more.pop("actions", "tokens"), SPEC)
     settings = {key: more.pop(key) for key in ("max_disagreement", "reward") if key in more}
     return ImaginedVectorEnv(
-        worlds(obs, **settings), count, horizon=horizon, actions=actions, starts=starts, autoreset_mode=mode, **more
+        worlds(obs, **settings),
+        count,
+        horizon=horizon,
+        actions=actions,
+        starts=starts,
+        autoreset_mode=mode,
+        **more,
     )
 
 
 def act(*values: int) -> NDArray[np.int64]:
-    """The first executed token of each world: it brightens by 20 levels times the token minus... see ``Brightening``."""
+    """The first executed token of each world: 20 grey levels per unit, see ``Brightening``."""
     actions = np.zeros((len(values), WIDTH), np.int64)
     actions[:, 0] = values
     return actions
@@ -83,7 +91,11 @@ def test_success_terminates_and_the_horizon_truncates() -> None:
     observation, rewards, terminated, truncated, info = one.step(act(3, 1))
     assert brightness(observation) == [140, 40]
     assert rewards.dtype == np.float64
-    assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([1.0, 0.0], [True, False], [False, True])
+    assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == (
+        [1.0, 0.0],
+        [True, False],
+        [False, True],
+    )
     assert info["is_success"].tolist() == [True, False]
     assert not one.running.any()
 
@@ -106,12 +118,14 @@ def test_next_step_starts_anew_one_step_later() -> None:
     assert brightness(observation) == [50, 50]
     observation, rewards, terminated, truncated, info = one.step(act(3, 3))
     assert brightness(observation) == [10, 10]
-    assert not rewards.any() and not terminated.any() and not truncated.any()
+    assert not rewards.any()
+    assert not (terminated | truncated).any()
     assert not info["_stepped"].any()
     observation, _, _, truncated, info = one.step(act(1, 1))
     assert brightness(observation) == [30, 30]
     assert not truncated.any()
-    assert info["_stepped"].all() and info["stepped"].all()
+    assert info["_stepped"].all()
+    assert info["stepped"].all()
 
 
 def test_next_step_leaves_the_others_alone() -> None:
@@ -133,7 +147,11 @@ def test_same_step_hands_over_the_true_last_observation() -> None:
     one = env(2, horizon=1, starts=always(10), mode=AutoresetMode.SAME_STEP)
     one.reset(options={"starts": levels(90, 10), "horizon": 2})
     observation, rewards, terminated, truncated, info = one.step(act(1, 1))
-    assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([1.0, 0.0], [True, False], [False, False])
+    assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == (
+        [1.0, 0.0],
+        [True, False],
+        [False, False],
+    )
     assert brightness(observation) == [10, 30]
     assert info["_final_obs"].tolist() == [True, False]
     assert info["final_obs"][0]["top"][0, 0, 0] == 110
@@ -177,7 +195,11 @@ def test_broken_and_doubtful_steps_truncate_before_they_count() -> None:
     doubtful = env(2, obs=Doubtful([13, 12]), horizon=9, mode="Disabled", max_disagreement=0.05)
     doubtful.reset(options={"starts": levels(90, 90)})
     _, rewards, terminated, truncated, info = doubtful.step(act(1, 1))
-    assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == ([0.0, 1.0], [False, True], [True, False])
+    assert (rewards.tolist(), terminated.tolist(), truncated.tolist()) == (
+        [0.0, 1.0],
+        [False, True],
+        [True, False],
+    )
     assert info["uncertain"].tolist() == [True, False]
 
 
@@ -192,7 +214,7 @@ def test_what_it_returns_lies_in_its_spaces(mode: AutoresetMode, kind: str) -> N
     for _ in range(7):
         assert observation in one.observation_space
         for name in [name for name in info if not name.startswith("_")]:
-            assert info[f"_{name}"].shape == (4,) and info[f"_{name}"].dtype == np.bool_
+            assert (info[f"_{name}"].shape, info[f"_{name}"].dtype) == ((4,), np.bool_)
         observation, rewards, terminated, truncated, info = one.step(one.action_space.sample())
         assert rewards.shape == terminated.shape == truncated.shape == (4,)
         assert not (terminated & truncated).any()
@@ -220,7 +242,7 @@ def test_continuous_actions_fall_into_the_bin_whose_centre_is_nearest() -> None:
     """Tokens to the centres of their bins and back; the bounds and beyond are the outermost bins."""
     actions = make_actions("continuous", SPEC)
     tokens = np.arange(SPEC.bins)
-    centres = normalized_actions(__import__("torch").from_numpy(tokens), SPEC.bins).numpy()
+    centres = normalized_actions(torch.from_numpy(tokens), SPEC.bins).numpy()
     rows = np.repeat(centres[:, None], WIDTH, axis=1)
     assert actions.tokens(rows)[:, 0, 0].tolist() == tokens.tolist()
     assert actions.tokens(rows)[:, SPEC.replan :].max(initial=0) == 0

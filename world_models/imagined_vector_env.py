@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from configs.errors import EnvError
 from world_models.base import ModelSpec
 from world_models.imagined_actions import Actions
-from world_models.imagined_env import ImaginedObservation, ImaginedStep, ImaginedWorlds, Images, Rows
+from world_models.imagined_env import Images, ImaginedObservation, ImaginedStep, ImaginedWorlds, Rows
 
 Info = dict[str, Any]
 BatchObservation = dict[str, Any]
@@ -178,7 +178,13 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
                 "final_obs": final, "_final_obs": present,
                 "final_info": self._info(happened, ended), "_final_info": present.copy(),
             }  # fmt: skip
-        return self._observed(happened.observation), happened.rewards.astype(np.float64), terminated, truncated, info
+        return (
+            self._observed(happened.observation),
+            happened.rewards.astype(np.float64),
+            terminated,
+            truncated,
+            info,
+        )
 
     def _outcome(self, happened: ImaginedStep, info: Info) -> Stepped:
         return (
@@ -195,7 +201,8 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
         if starts is None:
             if self._starts is None:
                 raise EnvError(
-                    "these worlds have no source of starts", remedy='give them as reset(options={"starts": …})'
+                    "these worlds have no source of starts",
+                    remedy='give them as reset(options={"starts": …})',
                 )
             starts = self._starts(len(rows), self.np_random)
         if len(starts.instructions) != len(rows):
