@@ -34,7 +34,7 @@ class StartsConfig:
     def __post_init__(self) -> None:
         if not sum(self.shares().values()) > 0:
             raise ConfigError(
-                "every share of the starts is 0", where="imagination.starts", remedy="set one above 0, for example recent=1"
+                "every share of the starts is 0", where="imagination.starts", remedy="set one above 0, for example imagination.starts.recent=1"
             )  # fmt: skip
 
     def shares(self) -> dict[str, float]:

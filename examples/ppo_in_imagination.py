@@ -81,7 +81,7 @@ def real_success(model: PPO, worlds: Any, config: TabletopConfig, *, trials: int
     done, success = np.zeros(trials, np.bool_), np.zeros(trials, np.bool_)
     while not done.all():
         observation = {
-            "image": seen["image"],
+            "top": seen["image"],
             "proprio": seen["proprio"],
             "instruction": worlds.encode(list(seen["instruction"])),
         }

@@ -29,6 +29,7 @@ from world_models.imagined_vector_env import ImaginedVectorEnv, Starts
 from ..context import OBS_MODEL, REWARD_MODEL, Context, make_context
 from ..datasets import read_any
 from ..models import read_model
+from ..preflight import check_dataset
 from ..pretrain_jobs import dataset_buffer
 from ..weights import load_arrays
 
@@ -169,9 +170,7 @@ def _buffer(context: Context, data: str | Path | None, held_out: float) -> Model
             remedy="give data=<dataset folder>",
         )  # fmt: skip
     dataset = read_any(data, context, gamma=1.0)
-    dataset.spec.require(
-        context.record_spec, where=f"data={data}", remedy="give the dataset that the models were trained on"
-    )
+    check_dataset(dataset, context, f"data={data}")
     return dataset_buffer(context, dataset, held_out)
 
 
