@@ -106,5 +106,6 @@ def untrained_loss(models: WorldModelConfig) -> float | None:
     if (stored["config"].get("sampler") == "consistency") != consistent:
         return None
     # A consistency model's first loss is its distance from the teacher; beside the policy there is none.
-    known = card["quality"].get("untrained_loss", None if consistent else card["first_val_loss"])
+    # A checkpoint's card knows of no pretraining.
+    known = card.get("quality", {}).get("untrained_loss", None if consistent else card.get("first_val_loss"))
     return None if known is None else float(known)

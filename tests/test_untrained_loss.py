@@ -49,6 +49,9 @@ def test_only_a_loss_of_the_same_scale_is_taken(
 def test_a_run_from_nothing_knows_none(tmp_path: Path) -> None:
     assert untrained_loss(WorldModelConfig()) is None
     assert untrained_loss(models(tmp_path, "euler")) is None
+    folder = written(tmp_path / "checkpoint", "euler")
+    (folder / "obs_model" / "card.json").write_text("{}")
+    assert untrained_loss(models(folder, "euler")) is None
 
 
 def trainer(model: ObservationModel, teacher: ObservationModel | None) -> ObsModelTrainer:
