@@ -105,6 +105,6 @@ def test_mistakes_are_one_line(models: Path, tmp_path: Path, demos: Path) -> Non
     for text, (error, settings) in wrong.items():
         with pytest.raises(error, match=text):
             make_imagined_vector_env(2, **settings)
-    other = write_demos(tmp_path / "small", episodes=2, overrides=["env.camera_size=16"])
+    other = write_demos(tmp_path / "small", episodes=2, overrides=["env.camera_size=64"])
     with pytest.raises(DataError, match="cameras is"):
         make_imagined_vector_env(2, models=models, data=other)
