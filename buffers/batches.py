@@ -77,6 +77,8 @@ class StartBatch:
     """``[B, horizon+1]``: the real continuation succeeds within h decisions, for h = 0..horizon."""
     demonstration: NDArray[np.bool_]
     """``[B]``: an expert, not the policy, acted after the start."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """How many rows are starts of which kind, in their order."""
 
 
 @dataclass

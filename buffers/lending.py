@@ -121,6 +121,21 @@ def expire_stale(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
     return dropped + _expire(shelf, lifecycle, [item.id for item in expiring])
 
 
+def expire_outdated(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
+    """Imagined samples leave whose observation or reward model the gate does not let through. Decisions that left."""
+    items = [shelf.items[key] for key in lifecycle.buffered_ids()]
+    outdated = [
+        item.id
+        for item in items
+        if item.facts.source == "imagined"
+        and (
+            item.facts.obs_model_version < gate.oldest_obs_model
+            or item.facts.reward_model_version < gate.oldest_reward_model
+        )
+    ]
+    return _expire(shelf, lifecycle, outdated)
+
+
 def make_room(shelf: Holdings, lifecycle: Lifecycle, offered: Sequence[Candidate], missing: int) -> int:
     """Where nothing is under way and older samples fill every place, as many of them leave, oldest first, as the missing
     on-policy decisions need: else these would never come. Decisions that left.

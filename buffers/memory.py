@@ -21,8 +21,10 @@ from buffers.samples import SampleState
 from buffers.sampling import check_priorities
 from buffers.shelf import Shelf, bytes_per_row, plan_spill
 from buffers.spill import spill_folder
+from buffers.start_states import UNIFORM_STARTS
 from buffers.supply import Supply
 from configs.errors import CheckpointError, ConfigError, ReplayError
+from configs.starts import StartsConfig
 from configs.system import BufferConfig
 
 
@@ -122,26 +124,20 @@ class MemoryBuffer(Supply):
         history: int,
         *,
         horizon: int,
-        recent: int | None = None,
-        first: int = 0,
+        mix: StartsConfig = UNIFORM_STARTS,
         split: Split = "train",
         generator: np.random.Generator | None = None,
     ) -> StartBatch:
-        """``batch`` real states: the first ``first`` of them uniform over the starts of all episodes, the rest uniform
-        over decisions (of the split's ``recent`` newest records only, if given).
+        """``batch`` real states, ordered by kind, as many of each as ``mix`` gives it.
 
         ReplayError when the split is empty.
         """
         assert history >= 1
-        assert 0 <= first <= batch
         with self._lock:
-            rng = self._rng(generator)
-            begun = self._shelf.index.draw("first", split, first, rng)
-            under_way = self._shelf.draw_recent(recent, split, batch - first, rng) if recent else None
-            if under_way is None:
-                under_way = self._shelf.index.draw("decision", split, batch - first, rng)
-            rows = np.concatenate([begun, under_way])
-            return gather_starts(self._shelf.rows, self._shelf.items, rows, history, horizon)
+            rows, counts = self._shelf.draw_starts(batch, mix, split, self._rng(generator))
+            starts = gather_starts(self._shelf.rows, self._shelf.items, rows, history, horizon)
+            starts.kinds = counts
+            return starts
 
     def outcomes(
         self,

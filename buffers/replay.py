@@ -16,6 +16,8 @@ from buffers.batches import Lease, OutcomeBatch, StartBatch, WindowBatch
 from buffers.index import Split
 from buffers.records import Record, RecordSpec
 from buffers.samples import Admission, Admitted, Gate, Stock
+from buffers.start_states import UNIFORM_STARTS
+from configs.starts import StartsConfig
 
 
 class Collecting(Protocol):
@@ -106,12 +108,11 @@ class Modelling(Protocol):
         history: int,
         *,
         horizon: int,
-        recent: int | None = None,
-        first: int = 0,
+        mix: StartsConfig = UNIFORM_STARTS,
         split: Split = "train",
         generator: np.random.Generator | None = None,
     ) -> StartBatch:
-        """States to imagine from, ``first`` of them episode starts, with what really followed."""
+        """States to imagine from, ordered by kind, as many of each as ``mix`` gives it, with what really followed."""
         ...
 
     def outcomes(

@@ -29,8 +29,10 @@ from buffers.reverb_tables import (
 )
 from buffers.samples import SampleState
 from buffers.sampling import check_priorities
+from buffers.start_states import UNIFORM_STARTS
 from configs.errors import ReplayError
 from configs.replay import PrioritySamplingConfig
+from configs.starts import StartsConfig
 
 POP_AT_ONCE = 16
 """Samples taken from the server's queue in one call."""
@@ -110,18 +112,16 @@ class ReverbBuffer(ReverbStore):
         history: int,
         *,
         horizon: int,
-        recent: int | None = None,
-        first: int = 0,
+        mix: StartsConfig = UNIFORM_STARTS,
         split: Split = "train",
         generator: np.random.Generator | None = None,
     ) -> StartBatch:
         """See ``MemoryBuffer.starts``."""
         assert history >= 1
-        assert 0 <= first <= batch
         with self._lock:
             rng = self._rng(generator)
             draw = self._draws.starts
-            return self._remote(lambda: draw(batch, history, horizon, split, rng, recent=recent, first=first))
+            return self._remote(lambda: draw(batch, history, horizon, split, rng, mix))
 
     def outcomes(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,9 @@ from buffers.reverb_ledger import Ledger
 from buffers.reverb_link import Sampled
 from buffers.rows import Rows, RowStore
 from buffers.shelf import Item
+from buffers.start_states import INDEXED, Choice, choose_starts, newest_items, plan_starts
 from configs.replay import ReverbConfig
+from configs.starts import StartsConfig
 
 Drawn = list[tuple[Item, Sampled]]
 DRAWN_KEYS = 100_000
@@ -70,21 +71,22 @@ class ReverbDraws:
         horizon: int,
         split: Split,
         generator: np.random.Generator,
-        *,
-        recent: int | None,
-        first: int,
+        mix: StartsConfig,
     ) -> StartBatch:
         """See ``ReplayBuffer.starts``."""
+        ledger = self._ledger()
+        newest = newest_items(ledger.items, split, mix)
+        counts = plan_starts(mix, newest, batch, any_first=ledger.count("first", split) > 0)
         parts = []
-        if first:
-            parts.append(self._places(first, history, split, generator, first=True))
-        if recent and batch > first:
-            parts.append(self._recent(recent, batch - first, split, generator))
-        elif batch > first:
-            parts.append(self._places(batch - first, history, split, generator, first=False))
+        for kind, count in counts.items():
+            if kind in INDEXED:
+                parts.append(self._places(count, history, split, generator, first=INDEXED[kind] == "first"))
+            else:
+                parts.append(self._chosen(choose_starts(newest, kind, mix, count, generator)))
         items = self._ledger().items
-        batches = [gather_starts(store, items, rows, history, horizon) for store, rows in parts]
-        return batches[0] if len(batches) == 1 else _join(batches)
+        starts = _join([gather_starts(store, items, rows, history, horizon) for store, rows in parts])
+        starts.kinds = counts
+        return starts
 
     def outcomes(
         self, batch: int, split: Split, generator: np.random.Generator, *, balance: bool
@@ -143,26 +145,19 @@ class ReverbDraws:
         length = np.array([item.length for item in placed], np.int64)
         return store, begin if first else begin + generator.integers(length)
 
-    def _recent(
-        self, recent: int, count: int, split: Split, generator: np.random.Generator
-    ) -> tuple[RowStore, Rows]:
-        self._ledger().require("decision", split)
-        newest = list(
-            islice((i for i in reversed(self._ledger().items.values()) if i.split == split), recent)
+    def _chosen(self, choice: Choice) -> tuple[RowStore, Rows]:
+        records = {item.id: item for item in choice.items}
+        store, placed = store_of_records(
+            self._spec, [(item, self._fetch(item.id)) for item in records.values()]
         )
-        ends = np.cumsum([item.length for item in newest])
-        drawn = generator.integers(ends[-1], size=count)
-        which = np.searchsorted(ends, drawn, side="right")
-        chosen = sorted(set(which.tolist()))
-        records = [(newest[place], self._fetch(newest[place].id)) for place in chosen]
-        store, placed = store_of_records(self._spec, records)
-        begin = dict(zip(chosen, (item.start for item in placed), strict=True))
-        lengths = np.array([item.length for item in newest])
-        rows: Rows = np.array([begin[place] for place in which.tolist()]) + drawn - (ends - lengths)[which]
+        begin = dict(zip(records, (item.start for item in placed), strict=True))
+        rows: Rows = np.array([begin[item.id] for item in choice.items], np.int64) + choice.t
         return store, rows
 
 
 def _join(batches: list[StartBatch]) -> StartBatch:
+    if len(batches) == 1:
+        return batches[0]
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(batch, name) for batch in batches])
         for name in ("proprio", "seeds", "ids", "t", "remaining", "success_within", "demonstration")

@@ -101,6 +101,9 @@ class Gate:
     """Decisions that must lie ready before any are lent."""
     ordered: bool = False
     """Lend in the order of admission, nothing past a sample that still runs."""
+    oldest_obs_model: int = 0
+    oldest_reward_model: int = 0
+    """Oldest versions of the world models whose samples may train; real samples are of none."""
 
 
 @dataclass
@@ -109,6 +112,8 @@ class Traffic:
 
     dropped: int = 0
     """Decisions that left because they were too old."""
+    outdated: int = 0
+    """Imagined decisions that left because a world model was too old."""
     completed: int = 0
     """Samples that were stored."""
     completed_decisions: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ from buffers.index import SPLITS, RowIndex, Split
 from buffers.records import Record, RecordSpec
 from buffers.rows import Rows, RowStore, Spill, frame_bytes, row_bytes
 from buffers.sampling import ROW_BYTES, make_sampling
+from buffers.start_states import INDEXED, choose_starts, newest_items, plan_starts
 from configs.errors import CheckpointError, ConfigError
 from configs.replay import SamplingConfig, UniformSamplingConfig
+from configs.starts import StartsConfig
 from configs.system import BufferConfig
 
 ITEM_BYTES = 1024
@@ -160,20 +161,20 @@ class Shelf:
         item = self.items[key]
         return join_record(self.rows.read(item.start, item.length), item.facts)
 
-    def draw_recent(
-        self, recent: int, split: Split, count: int, generator: np.random.Generator
-    ) -> Rows | None:
-        """``count`` decisions, uniform over those of the split's ``recent`` newest records; None if it is empty."""
-        newest = list(islice((item for item in reversed(self.items.values()) if item.split == split), recent))
-        if not newest:
-            return None
-        starts = np.array([item.start for item in newest], np.int64)
-        lengths = np.array([item.length for item in newest], np.int64)
-        ends = np.cumsum(lengths)
-        drawn = generator.integers(ends[-1], size=count)
-        which = np.searchsorted(ends, drawn, side="right")
-        rows: Rows = starts[which] + drawn - (ends - lengths)[which]
-        return rows
+    def draw_starts(
+        self, batch: int, mix: StartsConfig, split: Split, generator: np.random.Generator
+    ) -> tuple[Rows, dict[str, int]]:
+        """``batch`` decisions to imagine from, ordered by kind, and how many are of each."""
+        newest = newest_items(self.items, split, mix)
+        counts = plan_starts(mix, newest, batch, any_first=self.index.count("first", split) > 0)
+        rows = []
+        for kind, count in counts.items():
+            if kind in INDEXED:
+                rows.append(self.index.draw(INDEXED[kind], split, count, generator))
+                continue
+            choice = choose_starts(newest, kind, mix, count, generator)
+            rows.append(np.array([item.start for item in choice.items], np.int64) + choice.t)
+        return np.concatenate(rows), counts
 
     def prioritise(self, ids: Rows, t: Rows, priorities: NDArray[np.float64]) -> int:
         """See ``MemoryBuffer.prioritise``."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from buffers.batches import Lease
 from buffers.index import SPLITS, Kind, Split, is_held_out
-from buffers.lending import Holdings, candidates, choose, expire_stale, make_room
+from buffers.lending import Holdings, candidates, choose, expire_outdated, expire_stale, make_room
 from buffers.lifecycle import Lifecycle
 from buffers.limiter import Limiter, check_limiter
 from buffers.records import Record, RecordBatch, RecordSpec
@@ -172,6 +172,7 @@ class Supply(ABC):
             return None
 
     def _choose(self, decisions: int, gate: Gate, *, prefer_recent: bool) -> list[int] | None:
+        self._traffic.outdated += expire_outdated(self._stored, self._lifecycle, gate)
         self._traffic.dropped += expire_stale(self._stored, self._lifecycle, gate)
         offered = candidates(self._stored, self._lifecycle, gate, prefer_recent=prefer_recent)
         if sum(candidate.decisions for candidate in offered) < gate.store:

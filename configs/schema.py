@@ -12,6 +12,7 @@ from configs.env import EnvConfig, TabletopConfig
 from configs.errors import ConfigError
 from configs.evaluation import TrialsConfig
 from configs.fields import Fraction, NaturalFloat, PositiveFloat, PositiveInt, Seed, component
+from configs.mix import ConstantMixConfig, MixConfig
 from configs.policy import PolicyConfig, SmallVLAConfig
 from configs.system import (
     BuffersConfig,
@@ -19,7 +20,6 @@ from configs.system import (
     HostConfig,
     InferenceConfig,
     LearnerConfig,
-    MixConfig,
     RayHostConfig,
     RolloutConfig,
     RunConfig,
@@ -46,7 +46,7 @@ class TrainConfig:
     world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
     imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
     buffers: BuffersConfig = field(default_factory=BuffersConfig)
-    mix: MixConfig = field(default_factory=MixConfig)
+    mix: MixConfig = field(default_factory=ConstantMixConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -54,14 +54,6 @@ class BuffersConfig:
 
 
 @component
-class MixConfig:
-    """What a turn of the policy learner is made of in ``real+imagined``."""
-
-    real_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.125
-    """Share of its decisions that come from ``B_real``."""
-
-
-@component
 class SyncConfig:
     """How learning and publishing are paced."""
 
@@ -94,6 +86,9 @@ class StalenessConfig:
     on_violation: OnViolation = "mask"
     """What becomes of a sample with decisions beyond the bound: these are cut off, masked in the losses, or the sample is
     dropped; or there are none, since publishing waits for samples that would be."""
+    model_bound: NaturalInt | None = 4
+    """Largest lag, in versions of either world model, at which an imagined sample trains; older ones are dropped. None
+    never drops one for its models' age."""
     on_policy_min_ratio: Fraction = 0.0
     """Least share of a turn's real decisions that the learner's own version made; it waits for more."""
 

@@ -17,6 +17,7 @@ from configs.fields import (
 from configs.horizon import DriftHorizonConfig, UncertainHorizonConfig, check_order
 from configs.obs_model import ObsModelConfig as ObsModelConfig
 from configs.reward_model import RewardModelConfig as RewardModelConfig
+from configs.starts import StartsConfig
 
 
 @component
@@ -121,13 +122,7 @@ class ImaginationConfig:
 
     worlds: PositiveInt = 128
     """Imagined worlds stepped together."""
-    starts: Literal["uniform", "recent"] = "recent"
-    """How start states are drawn from ``B_real``."""
-    recent: PositiveInt = 512
-    """Episodes that count as recent."""
-    first_fraction: Fraction = 0.5
-    """Share of the worlds that begin where an episode of any age begins: those states do not depend on who acted, and no
-    policy has to find its way back from a demonstrator's detours there."""
+    starts: StartsConfig = field(default_factory=StartsConfig)
     reward: Literal["success", "change"] = "success"
     """``success``: 1 when the success probability passes M_reward's threshold, which is the real environments' own rule.
     ``change``: the change of that probability, ``p(o_{t+1}) - p(o_t)`` (AcceRL): denser, but a real and an imagined

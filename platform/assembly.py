@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from buffers.backends import answer_s, calls_at_once, make_buffer
 from buffers.replay import ReplayBuffer
-from buffers.samples import Admission
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig, SerialHostConfig
 
@@ -20,10 +18,11 @@ from .checkpoint import SERVERS
 from .context import ANCHOR, OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .hosts.base import ANSWER_S, Host
 from .hosts.serial import SerialHost
+from .mixing import make_mix
 from .policy_learner import Pacing
 from .ranks import LOOPBACK, Colleague, RankWorker, gather
 from .role import State
-from .staleness import Rules
+from .shares import Shares, imagined_admission, needed_alone, real_admission, shares, staleness_rules
 from .task_sampling import TaskSampler
 from .weights import Arrays, WeightStore
 
@@ -43,65 +42,6 @@ def _ray_host(config: Any) -> Host:
 
 HOSTS = {SerialHostConfig: _serial_host, RayHostConfig: _ray_host}
 """Class of the host's config to what makes it."""
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What each part of the run does in its mode."""
-
-    collects: bool
-    """Real environments are stepped."""
-    imagines: bool
-    trains_models: bool
-    real_decisions: int
-    """Per turn, for the policy learner."""
-    imagined_decisions: int
-    retired_decisions: int
-    """Real decisions per turn that only feed the models and are then counted as used."""
-
-    @property
-    def real_needed(self) -> int:
-        """Real decisions per turn that collectors must supply."""
-        return self.real_decisions + self.retired_decisions
-
-    @property
-    def needed_alone(self) -> int:
-        """The same while imagination is shut: a policy that learns from real data then learns from it alone."""
-        return (
-            self.real_decisions + self.imagined_decisions if self.real_decisions else self.retired_decisions
-        )
-
-
-def shares(config: TrainConfig) -> Shares:
-    """The mode in numbers."""
-    turn = config.algorithm.batch * config.sync.batches_per_update
-    part = max(1, round(config.mix.real_fraction * turn))
-    frozen = config.world_model.frozen
-    modes = {
-        "real": Shares(True, False, False, turn, 0, 0),
-        "imagined": Shares(not frozen, True, not frozen, 0, turn, 0 if frozen else part),
-        "real+imagined": Shares(True, True, True, part, turn - part, 0),
-    }
-    return modes[config.mode]
-
-
-def needed_alone(config: TrainConfig, context: Context) -> int:
-    """Real decisions per version that collectors must supply while imagination is shut.
-
-    A mode whose policy learns from imagination alone then takes no turn, and the gate opens only once the models were
-    measured: so enough episodes for some to be held out.
-    """
-    part, held_out = shares(config), config.buffers.real.held_out
-    needed = part.needed_alone * config.sync.updates_per_publish
-    if part.real_decisions or not held_out:
-        return needed
-    return max(needed, math.ceil(2 / held_out) * context.record_spec.max_decisions)
-
-
-def staleness_rules(config: TrainConfig) -> Rules:
-    """How far collectors run ahead, and how old data may be."""
-    turn = config.algorithm.batch * config.sync.batches_per_update
-    return Rules.of(config.staleness, config.sync, turn=turn, group=config.rollout.group)
 
 
 @dataclass
@@ -143,7 +83,6 @@ def publish_first(services: Services, first: dict[str, Arrays]) -> None:
 def place_roles(host: Host, config: TrainConfig, context: Context, services: Services) -> None:
     """Every role of the mode, in the serial host's round order."""
     part = shares(config)
-    turns = config.sync.updates_per_publish
     rules = staleness_rules(config)
     if part.collects:
         replicas = _place_inference(host, config, context, services)
@@ -151,14 +90,13 @@ def place_roles(host: Host, config: TrainConfig, context: Context, services: Ser
             client = _client(replicas, index, services, exact=host.exact)
             rollout = partial(
                 _rollout, context, config, services, client, index,
-                admission=rules.admission(part.real_needed * turns),
+                admission=partial(real_admission, config),
                 admission_alone=rules.admission(needed_alone(config, context)), gamma=config.algorithm.gamma,
                 exact=host.exact,
             )  # fmt: skip
             _place_spare(host, services, f"rollout_{index}", rollout)
     if part.imagines:
-        ahead = rules.ahead(part.imagined_decisions * turns)
-        _place_spare(host, services, "imagination", partial(_imagination, context, config, services, ahead))
+        _place_spare(host, services, "imagination", partial(_imagination, context, config, services))
     _place_policy_learner(host, config, context, services, part)
     if part.trains_models:
         host.place_role("obs_model_learner", partial(_model_learner, "obs_model", context, services))
@@ -257,12 +195,12 @@ def _rollout(
     )  # fmt: skip
 
 
-def _imagination(context: Context, config: TrainConfig, services: Services, admission: Admission) -> Any:
+def _imagination(context: Context, config: TrainConfig, services: Services) -> Any:
     from .imagination import Imagination
 
     return Imagination(
         context, config.imagination, services.real, services.imagined, services.store, services.store,
-        admission=admission,
+        admission=partial(imagined_admission, config),
     )  # fmt: skip
 
 
@@ -285,6 +223,7 @@ def _policy_learner(
     team = gather(colleagues, address=_own_address(config), device=context.device)
     pacing = Pacing(
         real_decisions=part.real_decisions,
+        mix=make_mix(config.mix) if part.real_decisions and part.imagined_decisions else None,
         imagined_decisions=part.imagined_decisions,
         retired_decisions=part.retired_decisions,
         turns_per_publish=config.sync.updates_per_publish,

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from buffers.records import Record
+from buffers.records import Images
 from buffers.replay import Collecting, Modelling
 from buffers.samples import Admission
 from configs.world_model import ImaginationConfig
@@ -26,30 +24,13 @@ from .guard import Guard
 from .metrics import Averages
 from .model_watch import believed
 from .role import State
+from .segments import Makers, Trace, gap_to_real
 from .weights import Board, Weights, load_arrays
 
 if TYPE_CHECKING:
     from buffers.batches import StartBatch
-    from world_models.imagined_env import ImaginedStep
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Trace:
-    """What happened in B imagined worlds, step by step."""
-
-    images: list[dict[str, NDArray[np.uint8]]]
-    proprio: list[NDArray[np.float32]]
-    tokens: list[NDArray[np.int16]]
-    log_probs: list[NDArray[np.float32]]
-    values: list[NDArray[np.float32]]
-    rewards: list[NDArray[np.float32]]
-    lengths: NDArray[np.int64]
-    terminated: NDArray[np.bool_]
-    failed: NDArray[np.bool_]
-    uncertain: NDArray[np.bool_]
-    """Ended where two draws of the next frame disagreed."""
 
 
 def first_measurement_is_due(board: dict[str, Any]) -> bool:
@@ -79,11 +60,13 @@ class Imagination:
         weights: Weights,
         board: Board,
         *,
-        admission: Admission,
+        admission: Callable[[int], Admission],
     ) -> None:
         import torch
 
+        from world_models.imagined_actions import make_actions
         from world_models.imagined_env import ImaginedWorlds
+        from world_models.imagined_vector_env import ImaginedVectorEnv
 
         self.name = "imagination"
         self._context, self._config = context, config
@@ -95,10 +78,15 @@ class Imagination:
         self._modules = {POLICY: self._policy, OBS_MODEL: obs_model, REWARD_MODEL: reward_model}
         self._versions = {POLICY: -1, OBS_MODEL: -1, REWARD_MODEL: -1}
         self._schedule = make_schedule(config.schedule)
-        self._worlds = ImaginedWorlds(
+        worlds = ImaginedWorlds(
             obs_model, reward_model, encode=context.vocabulary.encode,
             threshold=reward_model.threshold, reward=config.reward,
             seed=context.seed + 202, max_disagreement=self._schedule.max_disagreement,
+        )  # fmt: skip
+        # Each batch of segments is one reset, with the starts and the horizon of its own.
+        self._env = ImaginedVectorEnv(
+            worlds, config.worlds, horizon=1, actions=make_actions("tokens", context.model_spec),
+            autoreset_mode="Disabled",
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(context.seed + 203)
         self._guard = Guard(config.guard)
@@ -121,16 +109,18 @@ class Imagination:
             self._say_open(is_open)
         if allowed.horizon == 0 or not self._has_starts():
             return False
-        if self._imagined.room(self._admission) == 0:
+        if self._imagined.room(self._admission(int(board.get("policy/turns", 0)))) == 0:
             return False
         began = time.monotonic()
         starts = self._real.starts(
             self._config.worlds, self._context.world_model_config.obs_model.history,
-            recent=self._recent(), first=round(self._config.first_fraction * self._config.worlds),
-            horizon=allowed.horizon,
+            mix=self._config.starts, horizon=allowed.horizon,
         )  # fmt: skip
         trace = self._imagine(starts, allowed.horizon)
-        records = self._records(starts, trace, allowed.horizon)
+        records = trace.records(
+            starts, self._makers(allowed.horizon), self._context.record_spec, first_id=self._segments
+        )
+        self._segments += len(records)
         self._fruitless = not records
         self._imagined.extend(records)
         self._report(starts, trace, allowed, time.monotonic() - began)
@@ -144,8 +134,9 @@ class Imagination:
         self._started = self._started or self._real.stats()["train_decisions"] > 0
         return self._started
 
-    def _recent(self) -> int | None:
-        return self._config.recent if self._config.starts == "recent" else None
+    def _makers(self, horizon: int) -> Makers:
+        versions = self._versions
+        return Makers(versions[POLICY], max(0, versions[OBS_MODEL]), max(0, versions[REWARD_MODEL]), horizon)
 
     def _refresh(self) -> None:
         """Swap in newer weights, whole, between segments."""
@@ -157,7 +148,7 @@ class Imagination:
                     self._say(self._guard.models_improved().said)
                 self._versions[name] = published.version
         # A calibrated reward model brings its own.
-        self._worlds.threshold = self._reward_model.threshold
+        self._env.worlds.threshold = self._reward_model.threshold
 
     def _allowed(self, board: dict[str, Any]) -> _Allowed:
         from world_models.quality import HorizonQuality
@@ -197,81 +188,27 @@ class Imagination:
             log.warning("%s", line)
             self._board.put({"guard/last": line})
 
-    def _imagine(self, starts: StartBatch, horizon: int) -> _Trace:
+    def _imagine(self, starts: StartBatch, horizon: int) -> Trace:
         import torch
 
-        first = self._worlds.reset(starts.frames, starts.proprio, starts.instructions)
-        count = len(starts.instructions)
-        trace = _Trace(
-            [first.images], [first.proprio], [], [], [], [],
-            np.zeros(count, np.int64), *(np.zeros(count, np.bool_) for _ in range(3)),
-        )  # fmt: skip
-        observation = Observation(first.images, first.proprio, first.instructions)
-        for _ in range(horizon):
+        seen, _ = self._env.reset(options={"starts": starts, "horizon": horizon})
+        trace = Trace([self._images(seen)], [seen["proprio"]])
+        spec = self._context.record_spec
+        while self._env.running.any():
+            observation = Observation(trace.images[-1], trace.proprio[-1], starts.instructions)
             tensors = self._context.tensors(observation)
             with torch.inference_mode():
-                tokens, log_probs, values = self._policy.act(tensors, greedy=False, generator=self._generator)
-            trace.tokens.append(tokens.cpu().numpy().astype(np.int16))
-            trace.log_probs.append(log_probs.float().cpu().numpy())
-            trace.values.append(values.float().cpu().numpy())
-            result = self._worlds.step(trace.tokens[-1])
-            self._note(trace, result)
-            observation = Observation(
-                result.observation.images, result.observation.proprio, result.observation.instructions
-            )
-            if not self._worlds.running.any():
-                break
+                decided = self._policy.act(tensors, greedy=False, generator=self._generator)
+            trace.decide(*decided)
+            executed = trace.tokens[-1][:, : spec.replan].reshape(len(starts.instructions), -1)
+            seen, rewards, _, _, info = self._env.step(executed)
+            trace.note(self._images(seen), seen["proprio"], rewards, info)
         return trace
 
-    @staticmethod
-    def _note(trace: _Trace, result: ImaginedStep) -> None:
-        trace.images.append(result.observation.images)
-        trace.proprio.append(result.observation.proprio)
-        trace.rewards.append(result.rewards)
-        trace.lengths += result.stepped & ~result.failed & ~result.uncertain
-        trace.terminated |= result.terminated
-        trace.failed |= result.failed
-        trace.uncertain |= result.uncertain
+    def _images(self, seen: dict[str, Any]) -> Images:
+        return {name: seen[name] for name in self._context.record_spec.cameras}
 
-    def _records(self, starts: StartBatch, trace: _Trace, horizon: int) -> list[Record]:
-        """Segments; worlds whose models failed keep what they had before that, or nothing."""
-        images = {name: np.stack([frame[name] for frame in trace.images], axis=1) for name in trace.images[0]}
-        proprio = np.stack(trace.proprio, axis=1).astype(np.float32)
-        tokens, log_probs = np.stack(trace.tokens, axis=1), np.stack(trace.log_probs, axis=1)
-        values, rewards = np.stack(trace.values, axis=1), np.stack(trace.rewards, axis=1)
-        executed = np.arange(self._context.record_spec.chunk) < self._context.record_spec.replan
-        records = []
-        for row in np.flatnonzero(trace.lengths > 0):
-            T = int(trace.lengths[row])
-            records.append(
-                Record(
-                    images={name: frames[row, : T + 1] for name, frames in images.items()},
-                    proprio=proprio[row, : T + 1],
-                    instruction=starts.instructions[row],
-                    tokens=tokens[row, :T],
-                    log_probs=log_probs[row, :T],
-                    valid=np.tile(executed, (T, 1)),
-                    rewards=rewards[row, :T].astype(np.float32),
-                    values=values[row, :T],
-                    version=np.full(T, self._versions[POLICY], np.int32),
-                    terminated=bool(trace.terminated[row]),
-                    truncated=not trace.terminated[row],
-                    success=bool(trace.terminated[row]),
-                    task=starts.tasks[row],
-                    seed=int(starts.seeds[row]),
-                    episode_id=self._segments,
-                    source="imagined",
-                    is_first=bool(starts.t[row] == 0),
-                    is_last=bool(trace.terminated[row]),
-                    horizon=horizon,
-                    obs_model_version=max(0, self._versions[OBS_MODEL]),
-                    reward_model_version=max(0, self._versions[REWARD_MODEL]),
-                )
-            )
-            self._segments += 1
-        return records
-
-    def _report(self, starts: StartBatch, trace: _Trace, allowed: _Allowed, seconds: float) -> None:
+    def _report(self, starts: StartBatch, trace: Trace, allowed: _Allowed, seconds: float) -> None:
         decisions = int(trace.lengths.sum())
         steps = decisions * self._context.record_spec.replan
         self.imagined_steps += steps
@@ -281,16 +218,13 @@ class Imagination:
                 "imagine/horizon": float(allowed.horizon),
                 "imagine/scheduled_horizon": float(allowed.scheduled),
                 "imagine/steps_per_s": steps / seconds,
-                "imagine/return": float(np.sum(trace.rewards) / len(trace.lengths)),
-                "imagine/success": float(trace.terminated.mean()),
-                "imagine/failed": float(trace.failed.mean()),
-                "imagine/uncertain": float(trace.uncertain.mean()),
-                "imagine/length": float(trace.lengths.mean()),
+                **{f"imagine/starts/{kind}": count / len(starts.t) for kind, count in starts.kinds.items()},
+                **trace.metrics(),
                 "time/imagine/batch_s": seconds,
             }
         )
         self._averages.add(allowed.believed)
-        gap = self._gap(starts, trace, allowed.horizon)
+        gap = gap_to_real(starts, trace, allowed.horizon, longest=self._context.record_spec.max_decisions)
         if gap is not None:
             ruling = self._guard.observe(gap, allowed.horizon)
             self._averages.add({"imagine/gap_to_real": self._guard.gap})
@@ -298,22 +232,10 @@ class Imagination:
             self._say(ruling.said)
         self._board.keep(self.name, self.state(), facts)
 
-    def _gap(self, starts: StartBatch, trace: _Trace, horizon: int) -> float | None:
-        """Imagined minus real success within the horizon, from the same starts. Only starts of the policy's own
-        episodes that had a horizon's time left compare; None when there are too few to say anything.
-        """
-        left = self._context.record_spec.max_decisions - starts.t
-        # What was cut short in imagination alone did not have its horizon's time either.
-        comparable = ~starts.demonstration & (left >= horizon) & ~trace.uncertain
-        if comparable.sum() < max(8, len(comparable) // 8):
-            return None
-        real = starts.success_within[comparable, horizon]
-        return float(trace.terminated[comparable].mean() - real.mean())
-
     def state(self) -> State:
         """Generators, schedule, guard, counters; weights come from the store."""
         return {
-            "worlds": self._worlds.state(),
+            "worlds": self._env.state(),
             "generator": self._generator.get_state(),
             "schedule": self._schedule.state(),
             "guard": self._guard.state(),
@@ -325,7 +247,7 @@ class Imagination:
 
     def load(self, state: State) -> None:
         """Continue from ``state``; weights are fetched again."""
-        self._worlds.load(state["worlds"])
+        self._env.load(state["worlds"])
         self._generator.set_state(state["generator"])
         self._schedule.load(state["schedule"])
         self._guard.load(state["guard"])

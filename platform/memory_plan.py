@@ -10,8 +10,9 @@ from configs.openvla import OpenVLAConfig
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig
 
-from .assembly import rank_names, shares
+from .assembly import rank_names
 from .context import Context
+from .shares import shares
 
 if TYPE_CHECKING:
     from policies.sizes import PolicySize

@@ -10,6 +10,10 @@ from typing import Any
 
 from buffers.dataset import INDEX, Dataset
 from buffers.index import is_held_out
+from configs.world_model import WorldModelConfig
+
+from .context import OBS_MODEL
+from .storage import read_json
 
 CARD = "card.json"
 PAGE = "README.md"
@@ -88,3 +92,20 @@ def together_page(facts: dict[str, Any], table: str) -> str:
         )
     lines += ["", "## Quality on held-out real episodes", "", table]
     return "\n".join(lines)
+
+
+def untrained_loss(models: WorldModelConfig) -> float | None:
+    """Held-out loss of M_obs before it was trained at all, on the scale of the loss beside the policy, from the card of the
+    model that a run starts from; None where that does not tell.
+    """
+    folder = Path(str(models.path)) / OBS_MODEL
+    if models.path is None or not (folder / CARD).is_file():
+        return None
+    card, stored = read_json(folder / CARD), read_json(folder / "config.json")
+    consistent = models.obs_model.sampler == "consistency"
+    if (stored["config"].get("sampler") == "consistency") != consistent:
+        return None
+    # A consistency model's first loss is its distance from the teacher; beside the policy there is none.
+    # A checkpoint's card knows of no pretraining.
+    known = card.get("quality", {}).get("untrained_loss", None if consistent else card.get("first_val_loss"))
+    return None if known is None else float(known)

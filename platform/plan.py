@@ -11,10 +11,11 @@ from configs.errors import ConfigError, ResourceError
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig
 
-from .assembly import quality_horizon, rank_names, shares
+from .assembly import quality_horizon, rank_names
 from .context import Context, make_context, require_device
 from .memory_plan import check_memory, memory_lines
 from .preflight import check_inputs
+from .shares import first_and_last, shares
 
 TORCH_PROCESS_GB = 0.5
 """Resident memory of a role's process with torch and its models, as measured on CPU with the small presets."""
@@ -104,14 +105,16 @@ def _check_ranks(config: TrainConfig, context: Context) -> None:
 
 def plan_text(config: TrainConfig) -> str:
     """For people."""
-    part, algorithm = shares(config), config.algorithm
+    (part, last), algorithm = first_and_last(config), config.algorithm
     turn = part.real_decisions + part.imagined_decisions
     steps = turn // algorithm.batch * algorithm.epochs
     lines = [
         "# plan",
         f"processes: {', '.join(processes_of(config))} ({config.host.kind} host)",
         f"memory: at most {planned_bytes(config) / 1e9:.1f} GB of {memory_bytes() / 1e9:.1f} GB",
-        f"a turn: {part.real_decisions} real + {part.imagined_decisions} imagined decisions, "
+        f"a turn: {part.real_decisions} real + {part.imagined_decisions} imagined decisions"
+        + (f" (in the end {last.real_decisions} + {last.imagined_decisions}), " if last != part else ", ")
+        +
         f"{steps} optimizer step(s) of {algorithm.batch} in micro-batches of {algorithm.micro_batch}"
         + (f" on {config.learner.ranks} ranks" if config.learner.ranks > 1 else ""),
         f"a version: {config.sync.updates_per_publish} turn(s); collectors may hold "

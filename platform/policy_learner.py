@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buffers.replay import Learning
 
-from .context import POLICY
+from .context import OBS_MODEL, POLICY, REWARD_MODEL
+from .mixing import MixSchedule, split_turn
 from .policy_batch import DecisionBatch
 from .policy_trainer import PolicyTrainer
 from .ranks import Team
 from .role import State
-from .staleness import Rules, lag_statistics, lengths, spans
+from .staleness import ModelVersions, Rules, lag_statistics, lengths, spans
 from .weights import Board, Weights, module_arrays
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ class Pacing:
     """How a turn is made up and how often versions appear."""
 
     real_decisions: int
-    """Decisions from ``B_real`` per turn."""
+    """Decisions from ``B_real`` in the first turn."""
     imagined_decisions: int
-    """Decisions from ``B_img`` per turn."""
+    """Decisions from ``B_img`` in the first turn."""
     retired_decisions: int
     """Real decisions per turn that count as used without training the policy: they only feed the models."""
     turns_per_publish: int
@@ -35,6 +36,20 @@ class Pacing:
     """How old decisions may be, what a turn waits for, and when a version may appear."""
     max_turns: int
     """Turns after which it stops."""
+    mix: MixSchedule | None = None
+    """Deals out real and imagined decisions anew each turn; with None they stay as they are."""
+
+    def wanted(self, turns: int) -> dict[str, int]:
+        """Decisions by source for the turn after ``turns`` turns."""
+        real, imagined = self.real_decisions, self.imagined_decisions
+        if self.mix is not None:
+            real, imagined = split_turn(real + imagined, self.mix.real_fraction(turns))
+        return {"real": real, "imagined": imagined}
+
+
+def model_versions(board: dict[str, Any]) -> ModelVersions:
+    """The newest ones, by what their learners left on the board."""
+    return ModelVersions(*(int(board.get(f"{name}/version", 0)) for name in (OBS_MODEL, REWARD_MODEL)))
 
 
 class PolicyLearner:
@@ -107,16 +122,19 @@ class PolicyLearner:
 
     def _lease(self) -> dict[str, Lease] | None:
         """Both shares or nothing."""
-        wanted = {"real": self._pacing.real_decisions, "imagined": self._pacing.imagined_decisions}
+        board = self._board.read()
+        wanted = self._pacing.wanted(self.turns)
         # While gate or guard hold imagination shut, a mode with real data goes on with it alone.
-        if self._pacing.real_decisions and not self._board.read().get("imagination/open", True):
+        if wanted["real"] and not board.get("imagination/open", True):
             wanted = {"real": sum(wanted.values()), "imagined": 0}
         wanted = {name: decisions for name, decisions in wanted.items() if decisions}
         if any(self._buffers[name].available_decisions() < decisions for name, decisions in wanted.items()):
             return None
         leases: dict[str, Lease] = {}
         for name, decisions in wanted.items():
-            gate = self._pacing.rules.gate(self.version, decisions, real=name == "real")
+            gate = self._pacing.rules.gate(
+                self.version, decisions, real=name == "real", models=model_versions(board)
+            )
             lease = self._buffers[name].lease(decisions, gate=gate)
             if lease is None:
                 self._give_back(leases)
@@ -150,6 +168,9 @@ class PolicyLearner:
                 ),
                 **spans([lease.batch for lease in leases.values()], self.version).metrics(),
                 **lengths(leases),
+                "staleness/dropped_with_models": float(
+                    sum(lease.traffic.outdated for lease in leases.values())
+                ),
                 "staleness/stale_samples_processed": float(
                     (batch.version[batch.present] < self.version).sum()
                 ),

@@ -17,9 +17,9 @@ from configs.schema import TrainConfig
 from configs.system import BufferConfig, RayHostConfig, SerialHostConfig
 from policies.tokens import ActionTokenizer
 
-from .assembly import Shares, shares, staleness_rules
 from .context import OBS_MODEL, POLICY, REWARD_MODEL, Context
 from .models import check_model
+from .shares import Shares, first_and_last, staleness_rules
 
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}
 """Key of ``track`` to the package that it needs."""
@@ -30,7 +30,8 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
 
     A resumed run takes models and episodes from its checkpoint, but still names those that it started from.
     """
-    part = shares(config)
+    ends = first_and_last(config)
+    part = max(ends, key=lambda end: end.real_decisions)
     if part.imagines:
         check_machine(config.world_model.obs_model)
     if config.data is not None:
@@ -42,13 +43,13 @@ def check_inputs(config: TrainConfig, context: Context) -> None:
         for name in (OBS_MODEL, REWARD_MODEL):
             check_model(folder / name, name, context)
     if part.imagines:
-        _check_mix(config, part)
+        _check_mix(config, min(ends, key=lambda end: end.imagined_decisions))
     _check_staleness(config, part)
     _check_segments(config)
     turn, store = part.real_decisions or part.retired_decisions, staleness_rules(config).store
     check_buffers(context.record_spec, config.buffers)
     _check_limiters(config)
-    imagined = math.ceil(part.imagined_decisions * store)
+    imagined = math.ceil(max(end.imagined_decisions for end in ends) * store)
     _check_capacity(config, config.buffers.real, "real", math.ceil(turn * store), context)
     _check_capacity(config, config.buffers.imagined, "imagined", imagined, context)
     _check_trackers(config)
@@ -153,8 +154,8 @@ def _folder(path: str, key: str) -> Path:
 def _check_mix(config: TrainConfig, part: Shares) -> None:
     if part.imagined_decisions == 0:
         raise ConfigError(
-            "a turn has no place for an imagined decision", where="mix.real_fraction",
-            remedy="lower it, raise algorithm.batch, or use the mode real",
+            "a turn has no place for an imagined decision", where=f"mix ({config.mix.kind})",
+            remedy="lower its share of real data, raise algorithm.batch, or use the mode real",
         )  # fmt: skip
     judged = config.imagination.gate.enabled or config.evaluation.quality_every
     if judged and config.buffers.real.held_out == 0:

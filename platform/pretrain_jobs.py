@@ -180,8 +180,10 @@ def obs_model_job(
         return float(np.mean(trainer.validation_loss(held_out)))
 
     def measure() -> dict[str, Any]:
+        untrained = trainer.untrained_loss(context.make_obs_model().eval(), held_out)
         return {
             "loss_by_step": trainer.validation_loss(held_out),
+            "untrained_loss": float(np.mean(untrained)),
             **open_loop_psnr(trainer.averaged, held_out, encode=context.vocabulary.encode),
         }
 

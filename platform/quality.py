@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,19 @@ from buffers.replay import Modelling, ReplayBuffer
 from .context import OBS_MODEL, REWARD_MODEL, Context
 from .weights import Arrays, load_arrays
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
+    from buffers.records import RecordSpec
     from world_models.film import Film
     from world_models.quality import QualityReport, RewardQuality
 
 WINDOWS = 384
+MOST_DECISIONS, MOST_BYTES = 9216, 256_000_000
+"""Imagined decisions of all windows together, and bytes of their real frames."""
+LEAST_WINDOWS = 16
 FRAMES = 1024
+FILM_WINDOWS = 64
 STRIPS = 4
 """Episodes in the film strip."""
 
@@ -62,22 +71,36 @@ def report_quality(
     config, encode = context.world_model_config, context.vocabulary.encode
     threshold, history = reward_model.threshold, config.obs_model.history
     draw = {"split": "held_out", "generator": np.random.default_rng(0)}
-    reports = [
-        outcome_agreement(
-            obs_model, reward_model,
-            real.windows(WINDOWS, history, horizon, episode_start=first, **draw),  # type: ignore[arg-type]
-            encode=encode, threshold=threshold,
+    count = windows_within(context.record_spec, WINDOWS, history, horizon)
+    reports = []
+    for first in (False, True):
+        began = time.monotonic()
+        windows = real.windows(count, history, horizon, episode_start=first, **draw)  # type: ignore[arg-type]
+        reports.append(
+            outcome_agreement(obs_model, reward_model, windows, encode=encode, threshold=threshold)
         )
-        for first in (False, True)
-    ]  # fmt: skip
+        log.info(
+            "quality: %d windows of up to %d decisions, from %s, in %.0f s",
+            count, horizon, "the start of episodes" if first else "anywhere", time.monotonic() - began,
+        )  # fmt: skip
     frames = real.outcomes(FRAMES, balance=False, **draw)  # type: ignore[arg-type]
     reward = reward_quality(reward_model, frames, encode=encode, threshold=threshold)
     quality = ModelQuality(reports[0], reports[1], reward)
     folder.mkdir(parents=True, exist_ok=True)
+    log.info("quality: %d frames judged, now the film", FRAMES)
     quality.files = film(context, real, obs_model, reward_model, folder, horizon=horizon)
     (folder / "quality.json").write_text(json.dumps(quality.to_json(), indent=1))
     (folder / "quality.md").write_text(quality_table(quality))
     return quality
+
+
+def windows_within(spec: RecordSpec, wanted: int, history: int, horizon: int) -> int:
+    """At most ``wanted`` windows of ``horizon`` decisions, as many as stay within ``MOST_DECISIONS`` and ``MOST_BYTES``;
+    but ``LEAST_WINDOWS``, below which shares say nothing.
+    """
+    frame = sum(3 * height * width for height, width in spec.cameras.values())
+    fitting = min(MOST_DECISIONS // horizon, MOST_BYTES // (frame * (history + horizon)))
+    return min(wanted, max(LEAST_WINDOWS, fitting))
 
 
 def film(
@@ -100,8 +123,9 @@ def held_out_films(
     from world_models.quality import imagine_open_loop
 
     history = context.world_model_config.obs_model.history
+    count = windows_within(context.record_spec, FILM_WINDOWS, history, horizon)
     windows = real.windows(
-        64, history, horizon, split="held_out", episode_start=True, generator=np.random.default_rng(1)
+        count, history, horizon, split="held_out", episode_start=True, generator=np.random.default_rng(1)
     )
     longest = np.argsort(-windows.mask.sum(axis=1), kind="stable")
     _, unique = np.unique(windows.ids[longest], return_index=True)

@@ -12,10 +12,11 @@ from typing import Any
 
 from configs.schema import TrainConfig
 
-from .assembly import quality_horizon, shares
+from .assembly import quality_horizon
 from .context import OBS_MODEL, REWARD_MODEL
 from .metrics import read_rows
 from .runner import Outcome, online_steps
+from .shares import shares
 from .storage import disk_errors
 
 log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,10 +50,10 @@ class Rollout:
     it. Where the environment overlaps, no slot waits for another one: what has landed is asked for at once. ``exact``
     gives that up for a fixed order, in which every slot waits for all.
 
-    ``admission`` says what may be started, ``admission_alone`` the same while imagination is shut; ``max_steps`` are the
-    real steps after which no episode is started; ``segment`` is after how many decisions an episode is cut (None: never);
-    ``stall_s`` is the longest that a slot may be inside its environment; ``sampler`` chooses the tasks (None: the seeds
-    do); ``balancer`` says how many slots may be used (None: all).
+    ``admission`` says what may be started after so many turns of the policy learner, ``admission_alone`` the same while
+    imagination is shut; ``max_steps`` are the real steps after which no episode is started; ``segment`` is after how many
+    decisions an episode is cut (None: never); ``stall_s`` is the longest that a slot may be inside its environment;
+    ``sampler`` chooses the tasks (None: the seeds do); ``balancer`` says how many slots may be used (None: all).
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Rollout:
         board: Board,
         *,
         index: int,
-        admission: Admission,
+        admission: Callable[[int], Admission],
         admission_alone: Admission,
         gamma: float,
         max_steps: int | None,
@@ -80,7 +81,7 @@ class Rollout:
         self._buffer = buffer
         self._inference = inference
         self._board = board
-        self._admission = {True: admission, False: admission_alone}
+        self._admission, self._admission_alone = admission, admission_alone
         self._gamma = gamma
         self._max_steps = max_steps
         self._segment = segment
@@ -175,7 +176,7 @@ class Rollout:
         Where episodes end under the version that they began with, a replica that died and came back may only have newer
         weights: the others are then given back, to be started again.
         """
-        if not self._admission[True].drain:
+        if not self._admission_alone.drain:
             return np.arange(len(slots))
         made = [self._episodes[int(slot)].version for slot in slots]
         stays = np.array([not versions or versions[-1] == version for versions in made], np.bool_)
@@ -224,7 +225,9 @@ class Rollout:
             self._allotted = self._balancer.allotted(facts)
         taken = len(self._episodes) + len(self._starting)
         idle = idle[: max(0, self._allotted - taken)]
-        admission = self._admission[bool(facts.get("imagination/open", True))]
+        admission = self._admission_alone
+        if facts.get("imagination/open", True):
+            admission = self._admission(int(facts.get("policy/turns", 0)))
         wanted = len(cut) + len(idle)
         samples = self._buffer.admit(wanted, admission, self.name) if wanted else []
         if not samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import time
@@ -21,18 +20,20 @@ from buffers.records import Record
 from configs.errors import ReplayError, RoleFailure, StallError
 from configs.schema import TrainConfig
 
-from .assembly import HOSTS, Services, place_roles, place_services, publish_first, shares
+from .assembly import HOSTS, Services, place_roles, place_services, publish_first
 from .checkpoint import write_checkpoint
 from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
 from .losses import Losses
 from .metrics import make_trackers, read_rows
+from .model_card import untrained_loss
 from .model_watch import FilmShelf
 from .models import read_model
 from .preflight import check_dataset
 from .progress import ProgressLine, metric_row
 from .self_check import self_check
+from .shares import shares
 from .weights import Arrays, load_arrays, module_arrays
 
 if TYPE_CHECKING:
@@ -217,8 +218,7 @@ class Runner:
     def _put_first_facts(self, services: Services) -> None:
         if self._resumed is not None:
             return
-        card = Path(str(self._config.world_model.path)) / OBS_MODEL / "card.json"
-        known = json.loads(card.read_text()).get("first_val_loss") if card.is_file() else None
+        known = untrained_loss(self._config.world_model)
         facts = {"policy/version": 0, "policy/turns": 0, "obs_model/first_val_loss": known}
         judged = shares(self._config).imagines and self._config.evaluation.quality_every > 0
         facts["quality/first_is_due"] = judged and services.real.stats()["held_out_decisions"] > 0

@@ -10,6 +10,8 @@ With ``N`` the decisions that make one version, ``s`` the budget and β the boun
   they count for nothing. ``drop`` lets the whole sample expire. With ``wait`` there are none: the next version appears
   only when no sample that runs, waits or is lent would then lag too far.
   A sample all of whose decisions lag too far expires in any case.
+- **Models.** An imagined sample expires whole once its observation or its reward model is more than ``model_bound`` versions
+  older than the newest one.
 - **On-policy share and store.** A turn waits until enough decisions lie in store, and until enough of its real ones were
   made by the learner's own version.
 """
@@ -39,6 +41,17 @@ the version rose."""
 
 
 @dataclass(frozen=True)
+class ModelVersions:
+    """Of the world models."""
+
+    obs_model: int = 0
+    reward_model: int = 0
+
+
+NO_MODELS = ModelVersions()
+
+
+@dataclass(frozen=True)
 class Rules:
     """The rules of one run."""
 
@@ -53,6 +66,7 @@ class Rules:
     ordered: bool = False
     drain: bool = False
     group: int = 1
+    model_bound: int | None = None
 
     @staticmethod
     def of(staleness: StalenessConfig, sync: SyncConfig, *, turn: int, group: int) -> Rules:
@@ -66,6 +80,7 @@ class Rules:
             ordered=sync.ordered,
             drain=not sync.partial,
             group=group,
+            model_bound=staleness.model_bound,
         )
 
     def admission(self, needed: int) -> Admission:
@@ -77,8 +92,9 @@ class Rules:
         """The same for imagination: its segments neither run while a version appears nor come in groups."""
         return Admission(admission_limit(needed, self.budget))
 
-    def gate(self, version: int, decisions: int, *, real: bool) -> Gate:
-        """What the learner at ``version`` may be lent for ``decisions`` decisions of a turn."""
+    def gate(self, version: int, decisions: int, *, real: bool, models: ModelVersions = NO_MODELS) -> Gate:
+        """What the learner at ``version`` may be lent for ``decisions`` decisions of a turn; ``models``: the newest ones."""
+        bound = math.inf if self.model_bound is None else self.model_bound
         return Gate(
             oldest=version - self.bound,
             partly_stale=PARTLY_STALE[self.on_violation],
@@ -86,6 +102,8 @@ class Rules:
             on_policy=self.on_policy_min_ratio if real else 0.0,
             store=math.ceil(self.store * decisions),
             ordered=self.ordered and real,
+            oldest_obs_model=int(max(0, models.obs_model - bound)),
+            oldest_reward_model=int(max(0, models.reward_model - bound)),
         )
 
     def may_publish(self, version: int, oldest: int | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ FAST = [
 """Overrides that make a run of seconds."""
 
 
-def write_demos(folder: Path, episodes: int = 40) -> Path:
+def write_demos(folder: Path, episodes: int = 40, overrides: Sequence[str] = ()) -> Path:
     """A small dataset of reach."""
     from platform.demos import write_demos as write
 
-    write(load_config(DemosConfig, [f"out={folder}", f"episodes={episodes}"]))
+    write(load_config(DemosConfig, [f"out={folder}", f"episodes={episodes}", *overrides]))
     return folder
 
 

@@ -105,7 +105,7 @@ TRAIN: dict[str, tuple[list[str], str]] = {
     "more ranks than episodes": (
         ["real", "host=ray", "learner.ranks=32", "algorithm.micro_batch=1"], "lower it to at most",
     ),
-    "no place for imagination": (["real+imagined", "algorithm.batch=1", "algorithm.micro_batch=1"], "mix.real_fraction"),
+    "no place for imagination": (["real+imagined", "algorithm.batch=1", "algorithm.micro_batch=1"], "mix (constant)"),
     "share of real data": (["real+imagined", "mix.real_fraction=1"], "below 1"),
     "buffer": (["real", "buffers.real.max_bytes=60000"], "give at least"),
     "imagined buffer": (["imagined", "buffers.imagined.max_bytes=60000"], "give at least"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from buffers.index import is_held_out
 from buffers.rows import RowSet
 from configs.errors import ReplayError
+from configs.starts import StartsConfig
 from tests.buffer_helper import SPEC, fill, make_buffer
 from tests.records_helper import make_record
 
@@ -84,7 +85,7 @@ def test_success_within_by_hand() -> None:
 def test_recent_starts_are_uniform_over_the_newest_records() -> None:
     buffer = make_buffer()
     fill(buffer, [8, 1, 3])
-    starts = buffer.starts(4000, 1, horizon=1, recent=2)
+    starts = buffer.starts(4000, 1, horizon=1, mix=StartsConfig(first=0, recent=1, episodes=2))
     counts = Counter(zip(starts.ids.tolist(), starts.t.tolist(), strict=True))
     assert set(counts) == {(1, 0), (2, 0), (2, 1), (2, 2)}
     assert all(abs(count - 1000) < 150 for count in counts.values())
@@ -93,7 +94,7 @@ def test_recent_starts_are_uniform_over_the_newest_records() -> None:
 def test_some_starts_begin_episodes_of_any_age() -> None:
     buffer = make_buffer()
     fill(buffer, [8, 1, 3])
-    starts = buffer.starts(3000, 1, horizon=1, recent=1, first=1500)
+    starts = buffer.starts(3000, 1, horizon=1, mix=StartsConfig(episodes=1))
     begun, under_way = (
         Counter(zip(starts.ids[part].tolist(), starts.t[part].tolist(), strict=True))
         for part in (slice(0, 1500), slice(1500, None))

@@ -113,3 +113,13 @@ def test_reward_quality_says_how_calibrated() -> None:
     judged = reward_quality(Brightness(), batch, encode=encode, threshold=0.5)
     assert judged.calibration.error == pytest.approx(0.25)
     assert judged.calibration.said == pytest.approx([0.25, 0.75])
+
+
+def test_ssim_of_many_pictures_is_the_mean_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are compared at once: three pictures of 256 pixels, one or two at a time."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 256, (3, 16, 16, 3), dtype=np.uint8) for _ in range(2))
+    alone = np.mean([ssim(a[i : i + 1], b[i : i + 1]) for i in range(3)])
+    for pixels in (1, 512, 1 << 20):
+        monkeypatch.setattr("world_models.pictures.PIXELS_AT_ONCE", pixels)
+        assert ssim(a, b) == pytest.approx(alone)

@@ -9,6 +9,7 @@ import pytest
 
 from configs.errors import DataError, ReplayError
 from configs.replay import PrioritySamplingConfig
+from configs.starts import StartsConfig
 from tests.records_helper import make_record
 from tests.replay_backends import SPEC, Maker, fill
 
@@ -51,7 +52,7 @@ def test_every_decision_and_every_start_is_as_likely(make: Maker, history: int) 
 def test_starts_come_from_episode_starts_and_recent_records(make: Maker) -> None:
     buffer = make()
     fill(buffer, [4] * 6, success=True)
-    starts = buffer.starts(48, 2, horizon=3, first=16, recent=2)
+    starts = buffer.starts(48, 2, horizon=3, mix=StartsConfig(first=1, recent=2, episodes=2))
     assert (starts.t[:16] == 0).all()
     assert len(set(starts.ids[:16].tolist())) > 2
     assert set(starts.ids[16:].tolist()) == {4, 5}
@@ -94,7 +95,7 @@ def test_an_empty_draw_says_what_is_missing(make: Maker) -> None:
         lambda: buffer.windows(4, 1, 1),
         lambda: buffer.windows(4, 1, 9),
         lambda: buffer.starts(4, 1, horizon=1),
-        lambda: buffer.starts(4, 1, horizon=1, recent=3),
+        lambda: buffer.starts(4, 1, horizon=1, mix=StartsConfig(first=0, recent=1, late=1)),
         lambda: buffer.outcomes(4),
     ):
         with pytest.raises(ReplayError, match=r"no \w+ row in the train split.*add such episodes"):

@@ -87,7 +87,7 @@ def make(
     if allotted is not None:
         balancer = Balancer(store, "rollout_0", ["rollout_0", "rollout_1"], envs=allotted, most=slots)
     rollout = kind(
-        context, env, buffer, policy, store, index=0, admission=Admission(1000, group=group),
+        context, env, buffer, policy, store, index=0, admission=lambda _turns: Admission(1000, group=group),
         admission_alone=Admission(1000, group=group), gamma=1.0, max_steps=None, segment=segment,
         exact=exact, stall_s=stall_s, sampler=None, balancer=balancer,
     )  # fmt: skip

@@ -92,7 +92,7 @@ class World:
         env = make_env(SETTINGS.env, SLOTS, chunk=2, replan=2)
         client: Any = self.policy
         return Rollout(
-            self.context, env, self.buffer, client, self.store, index=0, admission=self._admission,
+            self.context, env, self.buffer, client, self.store, index=0, admission=lambda _turns: self._admission,
             admission_alone=self._admission, gamma=1.0, max_steps=None, segment=None, exact=True, stall_s=120.0,
             sampler=None, balancer=None,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from world_models.obs_model import ObservationModel
 from world_models.reward_model import SuccessModel
 
 Images = dict[str, NDArray[np.uint8]]
+Rows = NDArray[np.int64]
 
 
 @dataclass
@@ -66,6 +67,19 @@ REWARDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 }
 
 
+class _Opened(NamedTuple):
+    """Worlds at their starts."""
+
+    words: Tensor
+    """``[n, W]``"""
+    history: Tensor
+    """``[n, L, C, h, w]``"""
+    proprio: Tensor
+    """``[n, P]``"""
+    probability: Tensor
+    """``[n]``"""
+
+
 class ImaginedWorlds:
     """Steps imagined worlds from real starts. Ended worlds leave the forward pass."""
 
@@ -85,7 +99,7 @@ class ImaginedWorlds:
         """
         self.obs_model = obs_model
         self.reward_model = reward_model
-        self._encode = encode
+        self.encode = encode
         self.threshold = threshold
         """Success probability at which a world terminates."""
         self._reward = REWARDS[reward]
@@ -102,7 +116,7 @@ class ImaginedWorlds:
 
     @property
     def running(self) -> NDArray[np.bool_]:
-        """``[B]``: worlds that neither terminated nor failed."""
+        """``[B]``: worlds that go on: they neither terminated nor failed, and were not stopped."""
         return self._running.copy()
 
     @property
@@ -120,16 +134,47 @@ class ImaginedWorlds:
         Raises DataError where shapes are not the models'.
         """
         self._check(frames, proprio)
-        self._instructions = list(instructions)
-        self._words = torch.from_numpy(self._encode(self._instructions)).to(self._device)
-        self._history = self.obs_model.pixels(frames_to_torch(frames, self._device))
-        self._proprio = torch.from_numpy(proprio[:, -1].copy()).to(self._device)
-        self._images = {name: frame[:, -1].copy() for name, frame in frames.items()}
-        self._probability = self.reward_model.probability(
-            frames_to_torch(self._images, self._device), self._words
+        self._words, self._history, self._proprio, self._probability = self._open(
+            frames, proprio, instructions
         )
+        self._instructions = list(instructions)
+        self._images = {name: frame[:, -1].copy() for name, frame in frames.items()}
         self._running = np.ones(len(instructions), np.bool_)
-        return self._observation()
+        return self.observe()
+
+    @torch.no_grad()
+    def restart(
+        self, rows: Rows, frames: Images, proprio: NDArray[np.float32], instructions: list[str]
+    ) -> None:
+        """Start worlds ``rows`` ``[n]`` anew from n real observations; the others go on. As ``reset``."""
+        self._check(frames, proprio)
+        opened = self._open(frames, proprio, instructions)
+        index = torch.from_numpy(rows).to(self._device)
+        self._words[index], self._history[index] = opened.words, opened.history
+        self._proprio[index], self._probability[index] = opened.proprio, opened.probability
+        for name, frame in frames.items():
+            self._images[name][rows] = frame[:, -1]
+        for row, text in zip(rows.tolist(), instructions, strict=True):
+            self._instructions[row] = text
+        self._running[rows] = True
+
+    def stop(self, rows: Rows) -> None:
+        """Worlds ``rows`` end where they are."""
+        self._running[rows] = False
+
+    def reseed(self, seed: int) -> None:
+        """Draw from ``seed`` from now on."""
+        self._generator.manual_seed(seed)
+
+    def _open(self, frames: Images, proprio: NDArray[np.float32], instructions: list[str]) -> _Opened:
+        present = {name: frame[:, -1].copy() for name, frame in frames.items()}
+        words = torch.from_numpy(self.encode(list(instructions))).to(self._device)
+        return _Opened(
+            words,
+            self.obs_model.pixels(frames_to_torch(frames, self._device)),
+            torch.from_numpy(proprio[:, -1].copy()).to(self._device),
+            self.reward_model.probability(frames_to_torch(present, self._device), words),
+        )
 
     @torch.no_grad()
     def step(self, tokens: NDArray[np.integer[Any]]) -> ImaginedStep:
@@ -151,7 +196,7 @@ class ImaginedWorlds:
             terminated[rows] = (after >= self.threshold).cpu().numpy() & moved
             self._running = stepped & ~terminated & ~failed & ~uncertain
         return ImaginedStep(
-            self._observation(), rewards, self.probabilities, stepped, terminated, failed, uncertain
+            self.observe(), rewards, self.probabilities, stepped, terminated, failed, uncertain
         )
 
     def _advance(self, index: Tensor, tokens: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -185,8 +230,8 @@ class ImaginedWorlds:
         )
         return disagreement(frames, self.obs_model.frames(again)) <= self._max_disagreement
 
-    def _observation(self) -> ImaginedObservation:
-        """Copies, so that a record keeps what it was given."""
+    def observe(self) -> ImaginedObservation:
+        """The present observations of all worlds: copies, so that a record keeps what it was given."""
         return ImaginedObservation(
             {name: frame.copy() for name, frame in self._images.items()},
             self._proprio.cpu().numpy().copy(),

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LEVELS = 255.0
+PIXELS_AT_ONCE = 1 << 20
+"""Of pictures that are compared together: their double-precision maps take some 250 MB."""
 WINDOW, SIGMA = 11, 1.5
 """Gaussian window of Wang et al. 2004, section III-B."""
 C1, C2 = (0.01 * LEVELS) ** 2, (0.03 * LEVELS) ** 2
@@ -30,6 +32,12 @@ def ssim(a: UInt8[NDArray[np.uint8], "N H W 3"], b: UInt8[NDArray[np.uint8], "N 
     Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", 2004,
     equation 13 with a Gaussian window. Pictures smaller than the window get one of their own size.
     """
+    at_once = max(1, PIXELS_AT_ONCE // (a.shape[1] * a.shape[2]))
+    parts = [slice(i, i + at_once) for i in range(0, len(a), at_once)]
+    return sum(_likeness(a[part], b[part]) * len(a[part]) for part in parts) / len(a)
+
+
+def _likeness(a: UInt8[NDArray[np.uint8], "N H W 3"], b: UInt8[NDArray[np.uint8], "N H W 3"]) -> float:
     # Variances are differences of large numbers: single precision loses them on flat pictures.
     x, y = (torch.from_numpy(np.ascontiguousarray(each)).double().movedim(-1, 1) for each in (a, b))
     rows, columns = (_window_means(size, min(WINDOW, *x.shape[2:])) for size in x.shape[2:])

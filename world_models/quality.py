@@ -184,7 +184,7 @@ def outcome_agreement(
     steps = windows.mask.shape[1]
     real = {name: frame[:, -steps:] for name, frame in windows.frames.items()}
     made = {name: frame[:, 1:] for name, frame in film.frames.items()}
-    still = {name: np.repeat(frame[:, :1], steps, axis=1) for name, frame in film.frames.items()}
+    still = {name: np.broadcast_to(frame[:, :1], frame[:, 1:].shape) for name, frame in film.frames.items()}
     return QualityReport(
         rows,
         _by_step(psnr, made, real, windows.mask),

@@ -214,6 +214,13 @@ class ObsModelTrainer(AveragedTrainer):
         window = self.averaged.pixels(frames)
         return sample_loss(self.averaged, self._aim.teacher, window, proprio, actions, mask, words)
 
+    def untrained_loss(self, untrained: ObservationModel, batch: TransitionWindows) -> list[float]:
+        """The same of a model that was never trained, measured as it is beside the policy: without a teacher."""
+        frames, proprio, actions, mask, words = self._tensors(batch)
+        if self._aim is None:
+            return untrained.validation_loss(frames, proprio, actions, mask, words)
+        return sample_loss(untrained, None, untrained.pixels(frames), proprio, actions, mask, words)
+
     def _tensors(self, batch: TransitionWindows) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
         device = self.device
         return (
