@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from configs.errors import ConfigError
-from configs.fields import NaturalInt, PositiveInt, component
+from configs.fields import NaturalInt, PositiveFloat, PositiveInt, component
 
 
 @component
@@ -29,6 +29,11 @@ class OpenVLAConfig:
     decoding: Literal["autoregressive", "parallel"] = "parallel"
     """``autoregressive``: each token sees those before it (OpenVLA); ``parallel``: all at once from empty places under
     attention in both directions (OpenVLA-OFT with action tokens)."""
+    head: Literal["tokens", "l1"] = "tokens"
+    """``l1``: OpenVLA-OFT's continuous head by L1 regression, read from ``action_head.safetensors`` beside ``base``. What
+    acts is a Gaussian over action tokens around its answer. Wants ``decoding=parallel``."""
+    sigma: PositiveFloat = 0.05
+    """Deviation of that Gaussian, as a share of half the range of the statistics: how much it explores."""
     chunk: PositiveInt = 4
     """Actions per decision, K."""
     replan: PositiveInt = 4
@@ -73,8 +78,13 @@ class OpenVLAConfig:
     """How frozen weights are held; with bfloat16 the whole forward runs in bfloat16, while what is trained stays float32."""
 
     def __post_init__(self) -> None:
-        if self.path is not None and is_openvla_folder(Path(self.path)):
+        if self.path is not None and stored_model_type(Path(self.path)) == "openvla":
             self.base, self.path = self.path, None
+        if self.head == "l1" and self.decoding != "parallel":
+            raise ConfigError(
+                f"policy.head=l1 answers for all places at once, policy.decoding={self.decoding}",
+                where="policy", remedy="set policy.decoding=parallel",
+            )  # fmt: skip
         if self.replan > self.chunk:
             raise ConfigError(
                 f"policy.replan={self.replan} is larger than policy.chunk={self.chunk}",
@@ -98,10 +108,10 @@ class OpenVLAConfig:
         return self.freeze_language or self.lora_rank > 0
 
 
-def is_openvla_folder(folder: Path) -> bool:
-    """Whether ``folder`` says that it holds a model in OpenVLA's own format."""
+def stored_model_type(folder: Path) -> str | None:
+    """What ``folder`` says, in transformers' way, that it holds: "openvla", say; None where it says nothing."""
     try:
         stored = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
-        return False
-    return isinstance(stored, dict) and stored.get("model_type") == "openvla"
+        return None
+    return stored.get("model_type") if isinstance(stored, dict) else None

@@ -10,6 +10,7 @@ from pydantic import Field
 from configs.errors import ConfigError
 from configs.fields import PositiveInt, component
 from configs.openvla import OpenVLAConfig
+from configs.pi0 import PI0Config
 
 
 @component
@@ -51,4 +52,4 @@ class SmallVLAConfig:
             )
 
 
-PolicyConfig = Annotated[SmallVLAConfig | OpenVLAConfig, Field(discriminator="kind")]
+PolicyConfig = Annotated[SmallVLAConfig | OpenVLAConfig | PI0Config, Field(discriminator="kind")]

@@ -99,6 +99,19 @@ class LearnerConfig:
 
     ranks: PositiveInt = 1
     """Processes that share each of its turns (on GPUs one each); they learn what one process would."""
+    shard_moments: bool = False
+    """Each rank holds the optimizer's moments of a share of the weights (ZeRO's first stage): 8 bytes a trained weight,
+    divided by the ranks."""
+    offload: bool = False
+    """Hold the moments, and the anchor between its uses, in the CPU's memory: for GPUs. Each update then waits for two copies
+    of the weights and one of the gradients, and for a step on the CPU."""
+
+    def __post_init__(self) -> None:
+        if self.shard_moments and self.ranks == 1:
+            raise ConfigError(
+                "learner.shard_moments=true has nobody to share with at learner.ranks=1",
+                where="learner.shard_moments", remedy="raise learner.ranks, or use learner.offload=true",
+            )  # fmt: skip
 
 
 @component

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from .lean_optimizer import Lean, LeanAdamW
 
 if TYPE_CHECKING:
     import torch
@@ -91,12 +93,18 @@ class OptimizerStep:
         learning_rate: float,
         max_grad_norm: float,
         device: str,
+        lean: Lean | None = None,
     ) -> None:
+        """``lean`` says where AdamW's moments lie, if not beside their weights."""
         import torch
 
         self._parameters = list(parameters)
         self._accelerator = accelerator(device)
-        self.optimizer = torch.optim.AdamW(self._parameters, lr=learning_rate, weight_decay=1e-4)
+        self.optimizer: Any = (
+            LeanAdamW(self._parameters, self._accelerator, lean, lr=learning_rate, weight_decay=1e-4)
+            if lean is not None
+            else torch.optim.AdamW(self._parameters, lr=learning_rate, weight_decay=1e-4)
+        )
         self._max_grad_norm = max_grad_norm
         self._learning_rate = learning_rate
         self.skipped = 0
@@ -148,7 +156,7 @@ class OptimizerStep:
 
     def load(self, state: dict[str, object]) -> None:
         """Continue from ``state``."""
-        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        self.optimizer.load_state_dict(state["optimizer"])
         self.skipped = int(state["skipped"])  # type: ignore[call-overload]
 
 

@@ -206,12 +206,16 @@ def _imagination(context: Context, config: TrainConfig, services: Services) -> A
 
 def _policy_trainer(context: Context, config: TrainConfig, services: Services) -> Any:
     """Of one rank; whoever is one of several has joined the others before."""
+    from .lean_optimizer import Lean
     from .policy_trainer import PolicyTrainer
+
+    learner = config.learner
+    lean = Lean(shard=learner.shard_moments, offload=learner.offload)
 
     return PolicyTrainer(
         context, config.algorithm, services.store, bound=staleness_rules(config).bound,
         discount=config.algorithm.gamma**config.policy.replan, max_turns=config.run.stop.updates,
-        precision=config.run.precision,
+        precision=config.run.precision, lean=lean if lean != Lean() else None,
     )  # fmt: skip
 
 

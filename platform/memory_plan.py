@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ResourceError
 from configs.openvla import OpenVLAConfig
+from configs.pi0 import PI0Config
 from configs.schema import TrainConfig
 from configs.system import RayHostConfig
 
@@ -49,8 +51,7 @@ def policy_memory(config: TrainConfig, context: Context) -> tuple[PolicySize, li
     part, weights = shares(config), size.weight_bytes
     learner = {
         "weights": weights,
-        "anchor": weights,
-        "gradients and moments": size.training_bytes,
+        **_anchor_and_optimizer(config, size),
         "activations": size.activation_bytes * config.algorithm.micro_batch,
     }
     roles = [RoleMemory(name, learner) for name in ("policy_learner", *rank_names(config))]
@@ -64,6 +65,23 @@ def policy_memory(config: TrainConfig, context: Context) -> tuple[PolicySize, li
     return size, [*roles, RoleMemory("store", versions)]
 
 
+def _anchor_and_optimizer(config: TrainConfig, size: PolicySize) -> dict[str, int]:
+    """Of one rank: gradients are whole everywhere, moments are shared out or lie elsewhere."""
+    learner = config.learner
+    sharers = learner.ranks if learner.shard_moments else 1
+    moments = size.moment_bytes // sharers
+    gradients = size.training_bytes - size.moment_bytes
+    if not learner.offload:
+        return {"anchor": size.weight_bytes, "gradients and moments": gradients + moments}
+    # While it steps, the CPU has a copy of the weights that it steps and their gradients too.
+    stepping = 2 * gradients // sharers
+    return {
+        "gradients": gradients,
+        "anchor on the CPU": size.weight_bytes,
+        "moments on the CPU": moments + stepping,
+    }
+
+
 def memory_lines(config: TrainConfig, context: Context) -> list[str]:
     """For the plan."""
     planned = policy_memory(config, context)
@@ -75,7 +93,13 @@ def memory_lines(config: TrainConfig, context: Context) -> list[str]:
     return [
         f"policy: {(size.trained + size.frozen) / 1e6:.1f} M weights, {size.trained / 1e6:.1f} M of them train; "
         f"a version is {_gb(size.published_bytes)}",
-        f"output layer: {_gb(held)} with its gradient and moments, {_gb(whole)} with every token (policy.slim)",
+        *(
+            [
+                f"output layer: {_gb(held)} with its gradient and moments, {_gb(whole)} with every token (policy.slim)"
+            ]
+            if whole
+            else []
+        ),
         *(f"  {role}" for role in roles),
     ]
 
@@ -101,14 +125,29 @@ def check_memory(config: TrainConfig, context: Context, there: int) -> None:
 
 def _knobs(config: TrainConfig) -> list[str]:
     """What is not turned yet, the most worth first."""
-    policy = config.policy
-    assert isinstance(policy, OpenVLAConfig), "only such policies are counted"
-    turned = {
+    turned = KNOBS[type(config.policy)](config.policy)
+    if config.learner.ranks > 1:
+        turned["learner.shard_moments=true"] = config.learner.shard_moments
+    turned["algorithm.micro_batch=1"] = config.algorithm.micro_batch == 1
+    return [knob for knob, done in turned.items() if not done]
+
+
+def _openvla_knobs(policy: OpenVLAConfig) -> dict[str, bool]:
+    return {
         "policy.lora_rank=32": policy.lora_rank > 0,
         "policy.freeze_vision=true": policy.freeze_vision,
         "policy.frozen_dtype=bfloat16": policy.frozen_dtype == "bfloat16",
         "policy.slim=true": policy.slim,
         "policy.checkpointing=true": policy.checkpointing,
-        "algorithm.micro_batch=1": config.algorithm.micro_batch == 1,
     }
-    return [knob for knob, done in turned.items() if not done]
+
+
+def _pi0_knobs(policy: PI0Config) -> dict[str, bool]:
+    return {"policy.freeze_vlm=true": policy.freeze_vlm, "policy.steps=1": policy.steps == 1}
+
+
+KNOBS: dict[type[object], Callable[[Any], dict[str, bool]]] = {
+    OpenVLAConfig: _openvla_knobs,
+    PI0Config: _pi0_knobs,
+}
+"""Class of the policy's config to its knobs, and whether they are turned."""

@@ -92,6 +92,11 @@ def _check_ranks(config: TrainConfig, context: Context) -> None:
             where="learner.ranks",
             remedy=f"lower it to at most {1 + (turn - 1) // longest}, or raise algorithm.batch",
         )
+    if config.learner.offload and config.run.device == "cpu":
+        raise ConfigError(
+            "learner.offload=true moves memory from a GPU to the CPU, but run.device=cpu", where="learner.offload",
+            remedy="set learner.offload=false, or run.device=cuda on a machine with a GPU",
+        )  # fmt: skip
     if ranks > 1 and config.run.device == "cuda" and getattr(config.host, "address", None) is None:
         import torch
 

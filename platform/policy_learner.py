@@ -213,8 +213,11 @@ class PolicyLearner:
         return min((version for version in found if version is not None), default=None)
 
     def state(self) -> State:
-        """The trainer's, and what it has not published."""
-        return {**self.trainer.state(), "unpublished": self._unpublished}
+        """The trainer's, with the moments that other ranks hold, and what it has not published."""
+        state = {**self.trainer.state(), "unpublished": self._unpublished}
+        if self.trainer.lean.shard:
+            self.trainer.add_moments(state, self._team.moments())
+        return state
 
     def load(self, state: State) -> None:
         """Continue from ``state``, on every rank."""

@@ -12,6 +12,7 @@ from configs.algorithm import AlgorithmConfig, DecoupledPPOConfig
 
 from .acceleration import OptimizerStep, Precision, accelerator, autocast, summed
 from .context import ANCHOR, POLICY, Context
+from .lean_optimizer import Lean, merge
 from .logprob_gap import logprob_gap
 from .metrics import Averages
 from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
@@ -41,16 +42,18 @@ class PolicyTrainer:
         discount: float,
         max_turns: int,
         precision: Precision,
+        lean: Lean | None = None,
     ) -> None:
         """The actor always runs in float32, since ratios must be exact; ``precision`` is that of the critic's features and
-        the anchor.
+        the anchor. ``lean`` says where moments lie; offloaded ones take the anchor along, between the turns' looks at it.
         """
         self.context = context
+        self.lean = lean or Lean()
         self._algorithm = algorithm
         self._bound, self._discount, self._max_turns = bound, discount, max_turns
         self._precision = precision
         self.policy = context.make_policy()
-        self.anchor = context.make_policy().eval()
+        self.anchor = context.make_policy().eval().to(self._anchor_rests)
         first, anchor = weights.fetch(POLICY, -1), weights.fetch(ANCHOR, -1)
         assert first is not None, "the runner publishes the first weights"
         assert anchor is not None, "the runner publishes the anchor"
@@ -68,12 +71,14 @@ class PolicyTrainer:
             learning_rate=algorithm.learning_rate,
             max_grad_norm=algorithm.max_grad_norm,
             device=context.device,
+            lean=lean,
         )
         self.critic = OptimizerStep(
             self.policy.critic_parameters(),
             learning_rate=algorithm.critic_learning_rate,
             max_grad_norm=10 * algorithm.max_grad_norm,
             device=context.device,
+            lean=lean,
         )
         self._shuffle = np.random.default_rng([context.seed, 7])
         self._haste = threading.Event()
@@ -209,12 +214,18 @@ class PolicyTrainer:
         if self._algorithm.kl_anchor == 0:
             return None
         rows = torch.arange(len(batch), device=self.context.torch_device)
+        self.anchor.to(self.context.torch_device)
         with torch.no_grad():
             logits = [
                 self.anchor(batch.observations.take(part), batch.tokens[part]).logits
                 for part in torch.split(rows, self._algorithm.micro_batch)
             ]
+        self.anchor.to(self._anchor_rests)
         return torch.cat(logits)
+
+    @property
+    def _anchor_rests(self) -> str:
+        return "cpu" if self.lean.offload else self.context.device
 
     def _move_anchor(self) -> None:
         import torch
@@ -224,10 +235,24 @@ class PolicyTrainer:
             with torch.no_grad():
                 pairs = zip(self.anchor.actor_parameters(), self.policy.actor_parameters(), strict=True)
                 for anchor, current in pairs:
-                    anchor.lerp_(current, 1 - kept)
+                    anchor.lerp_(current.to(anchor.device), 1 - kept)
 
     def _note(self, statistics: dict[str, Any]) -> None:
         self.averages.add({name: float(value) for name, value in statistics.items()}, prefix="policy/")
+
+    def moments(self) -> dict[str, Any]:
+        """The optimizers' states, as far as this rank holds them."""
+        return {name: step.optimizer.state_dict() for name, step in self._steps.items()}
+
+    def add_moments(self, state: State, others: list[dict[str, Any]]) -> None:
+        """Complete ``state`` by what the other ranks hold."""
+        for name in self._steps:
+            parts = [state[name]["optimizer"], *(each[name] for each in others)]
+            state[name]["optimizer"] = merge(parts)
+
+    @property
+    def _steps(self) -> dict[str, OptimizerStep]:
+        return {"actor": self.actor, "critic": self.critic}
 
     def state(self) -> State:
         """Weights, optimizers, counters, the shuffle's generator."""

@@ -66,6 +66,10 @@ class Trainer(Protocol):
         """One turn's updates on this rank's share; every rank must train at the same time."""
         ...
 
+    def moments(self) -> dict[str, Any]:
+        """The optimizers' states, as far as this rank holds them."""
+        ...
+
     def load(self, state: State) -> None:
         """Continue from ``state``."""
         ...
@@ -109,6 +113,10 @@ class RankWorker:
         """Continue from rank 0's ``state``."""
         self._joined().load(state)
 
+    def moments(self) -> dict[str, Any]:
+        """The optimizers' states, as far as this rank holds them."""
+        return self._joined().moments()
+
     def _joined(self) -> Trainer:
         assert self._trainer is not None, "a rank works once it has joined"
         return self._trainer
@@ -145,6 +153,11 @@ class Team:
             version=np.concatenate([part.version.ravel() for part in batches]),
             present=np.concatenate([part.decisions.ravel() for part in batches]),
         )
+
+    def moments(self) -> list[dict[str, Any]]:
+        """What each other rank holds of the optimizers' states."""
+        tickets = [(colleague, colleague.begin("moments")) for colleague in self._colleagues]
+        return [colleague.finish(ticket) for colleague, ticket in tickets]
 
     def load(self, state: State) -> None:
         """Every other rank continues from rank 0's ``state``."""

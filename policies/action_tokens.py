@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from configs.openvla import OpenVLAConfig
+from configs.pi0 import PI0Config
 from configs.policy import PolicyConfig, SmallVLAConfig
 from policies.tokens import ActionTokenizer
 
 
-def _uniform(config: SmallVLAConfig, low: Sequence[float], high: Sequence[float]) -> ActionTokenizer:
+def _uniform(
+    config: SmallVLAConfig | PI0Config, low: Sequence[float], high: Sequence[float]
+) -> ActionTokenizer:
     return ActionTokenizer(low, high, config.bins)
 
 
@@ -23,6 +26,7 @@ def _openvla(config: OpenVLAConfig, low: Sequence[float], high: Sequence[float])
 TOKENIZERS: dict[type[PolicyConfig], Callable[[Any, Sequence[float], Sequence[float]], ActionTokenizer]] = {
     SmallVLAConfig: _uniform,
     OpenVLAConfig: _openvla,
+    PI0Config: _uniform,
 }
 """Class of the policy's config to ``f(config, low, high)``, the range being the environment's."""
 

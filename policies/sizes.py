@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.openvla import OpenVLAConfig
+from configs.pi0 import PI0Config
 from configs.policy import PolicyConfig
 from policies.base import PolicySpec
 
@@ -25,7 +26,7 @@ class PolicySize:
     frozen: int
     frozen_bytes: int
     head: int
-    """Weights of the output layer as it is built, and ``head_full`` as it would be with every token."""
+    """Weights of the output layer as it is built, and ``head_full`` as it would be with every token; 0 where there is none."""
     head_full: int
     activation_bytes: int
     """What one decision's backward pass keeps."""
@@ -41,6 +42,11 @@ class PolicySize:
         return 3 * self.trained * FLOAT32
 
     @property
+    def moment_bytes(self) -> int:
+        """AdamW's two moments alone."""
+        return 2 * self.trained * FLOAT32
+
+    @property
     def published_bytes(self) -> int:
         """One version on its way to inference."""
         return self.trained * FLOAT32
@@ -50,6 +56,7 @@ def _openvla(config: OpenVLAConfig, spec: PolicySpec) -> PolicySize:
     import torch
 
     from policies.openvla.building import adapt, model_shape
+    from policies.openvla.continuous import ActionHead
     from policies.openvla.network import Network
     from policies.openvla.value import ValueHead
 
@@ -57,9 +64,12 @@ def _openvla(config: OpenVLAConfig, spec: PolicySpec) -> PolicySize:
     with torch.device("meta"):
         network = Network(shape, slim=config.slim)
         adapt(network, config)
-        value = ValueHead(1, network.width, config.value_width)
+        heads = [*ValueHead(1, network.width, config.value_width).parameters()]
+        if config.head == "l1":
+            network.language_model.lm_head.requires_grad_(False)
+            heads += ActionHead(network.width, spec.action_dim).parameters()
     weights = list(network.parameters())
-    trained = sum(each.numel() for each in [*weights, *value.parameters()] if each.requires_grad)
+    trained = sum(each.numel() for each in [*weights, *heads] if each.requires_grad)
     frozen = [each for each in weights if not each.requires_grad]
     patches = sum(tower.shape.patches for tower in shape.towers[:1]) * len(spec.cameras)
     tokens = patches + PROMPT_TOKENS + spec.chunk * spec.action_dim
@@ -73,9 +83,36 @@ def _openvla(config: OpenVLAConfig, spec: PolicySpec) -> PolicySize:
     )  # fmt: skip
 
 
+def _pi0(config: PI0Config, spec: PolicySpec) -> PolicySize:
+    import torch
+
+    from policies.openvla.value import ValueHead
+    from policies.pi0.building import UNUSED, model_config, require_transformers
+
+    described = model_config(config, spec)
+    with torch.device("meta"):
+        network = require_transformers().PI0ForConditionalGeneration(described)
+        value = ValueHead(1, described.vlm_config.text_config.hidden_size, config.value_width)
+    kept = "model.vlm." if config.freeze_vlm else UNUSED
+    weights = {name: each.numel() for name, each in network.named_parameters()}
+    frozen = sum(count for name, count in weights.items() if name.startswith((kept, UNUSED)))
+    trained = sum(weights.values()) - frozen + sum(each.numel() for each in value.parameters())
+    vision, language, expert = (
+        described.vlm_config.vision_config, described.vlm_config.text_config, described.dit_config,
+    )  # fmt: skip
+    seen = (vision.image_size // vision.patch_size) ** 2 * len(spec.cameras) + PROMPT_TOKENS
+    flow = config.steps * (described.chunk_size + 1) * expert.num_hidden_layers * expert.hidden_size
+    prefix = 0 if config.freeze_vlm else seen * language.num_hidden_layers * language.hidden_size
+    activations = KEPT_PER_TOKEN * FLOAT32 * (flow + prefix)
+    return PolicySize(trained, frozen, frozen * FLOAT32, 0, 0, activations)
+
+
 PROMPT_TOKENS = 32
 """Of a usual instruction."""
-SIZES: dict[type[PolicyConfig], Callable[[Any, PolicySpec], PolicySize]] = {OpenVLAConfig: _openvla}
+SIZES: dict[type[PolicyConfig], Callable[[Any, PolicySpec], PolicySize]] = {
+    OpenVLAConfig: _openvla,
+    PI0Config: _pi0,
+}
 """Class of the policy's config to its size; policies too small to matter have none."""
 
 

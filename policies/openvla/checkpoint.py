@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from configs.errors import CheckpointError
+from policies.hub import local_folder
 from policies.openvla.images import IMAGENET, SIGLIP
 from policies.openvla.shape import TOWER_NAMES, ModelShape, Statistics, Tower
 from policies.openvla.vit import ViTShape
@@ -40,7 +41,7 @@ TOWER_KINDS = {
 
 @dataclass(frozen=True)
 class ActionStatistics:
-    """Of one dataset: the range that -1 to 1 stands for."""
+    """Of one dataset's actions, or its proprioception: the range that -1 to 1 stands for."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -168,11 +169,15 @@ class OpenVLACheckpoint:
             )
         return Tower(name, shape, kind.pixels)
 
+    @cached_property
+    def _statistics(self) -> dict[str, Any]:
+        known = dict(self.config.get("norm_stats") or {})
+        beside = self.folder / "dataset_statistics.json"
+        return known | (self._json(beside.name) if beside.is_file() else {})
+
     def statistics(self, key: str | None) -> tuple[str, ActionStatistics]:
         """The name of a set of action statistics and its range. Raises CheckpointError naming those that there are."""
-        known = dict(self.config.get("norm_stats") or {})
-        if (self.folder / "dataset_statistics.json").is_file():
-            known |= self._json("dataset_statistics.json")
+        known = self._statistics
         if key is None and len(known) == 1:
             key = next(iter(known))
         if key is None or key not in known:
@@ -185,13 +190,21 @@ class OpenVLACheckpoint:
                 f"{asked}, statistics are there for {', '.join(sorted(known)) or 'nothing'}",
                 "choose one of them",
             )
-        action = known[key]["action"]
-        used = action.get("mask", [True] * len(action["q01"]))
-        low, high = (
-            tuple(float(x) if use else plain for x, use in zip(action[name], used, strict=True))
-            for name, plain in (("q01", -1.0), ("q99", 1.0))
-        )
-        return key, ActionStatistics(low, high)
+        return key, _range_of(known[key]["action"])
+
+    def proprio_statistics(self, key: str | None, count: int) -> ActionStatistics:
+        """Of proprioception, in the set of statistics that ``key`` names. Raises CheckpointError where there are none of
+        ``count`` dimensions.
+        """
+        name, _ = self.statistics(key)
+        found = self._statistics[name].get("proprio", {})
+        dims = len(found.get("q01", []))
+        if dims != count:
+            self._refuse(
+                f"the statistics {name} are of {dims} proprio dimensions, the environment has {count}",
+                "choose another environment, or policy.proprio=false where the checkpoint was trained without",
+            )
+        return _range_of(found)
 
     def require_tensors(self, wanted: dict[str, tuple[int, ...]]) -> None:
         """Raise CheckpointError for a tensor that is missing, not known, or of another shape than ``wanted``."""
@@ -236,23 +249,16 @@ class OpenVLACheckpoint:
         return loaded
 
 
+def _range_of(stored: dict[str, Any]) -> ActionStatistics:
+    """q01 to q99; -1 to 1 in dimensions that the mask leaves alone."""
+    used = stored.get("mask", [True] * len(stored["q01"]))
+    low, high = (
+        tuple(float(x) if use else plain for x, use in zip(stored[name], used, strict=True))
+        for name, plain in (("q01", -1.0), ("q99", 1.0))
+    )
+    return ActionStatistics(low, high)
+
+
 def open_checkpoint(base: str) -> OpenVLACheckpoint:
     """A local folder, or a name on the hub whose JSON, safetensors and tokenizer files are fetched into the hub's cache."""
-    folder = Path(base)
-    if folder.is_dir():
-        return OpenVLACheckpoint(folder)
-    if base.count("/") != 1 or base.startswith((".", "/")):
-        raise CheckpointError(
-            "no such folder", where=f"policy.base={base}", remedy="give a folder or owner/name on the hub"
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        fetched = snapshot_download(base, allow_patterns=["*.json", "*.safetensors", "tokenizer*"])
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"the hub did not give it ({type(error).__name__})", where=f"policy.base={base}",
-            remedy="check the name, or download it elsewhere and give its folder",
-        ) from error  # fmt: skip
-    return OpenVLACheckpoint(Path(fetched))
+    return OpenVLACheckpoint(local_folder(base))

@@ -198,11 +198,3 @@ class AutoregressiveOpenVLA(OpenVLA):
             torch.stack(log_probs, dim=1).reshape(like),
             self.value(features),
         )
-
-
-DECODINGS: dict[str, type[OpenVLA]] = {"parallel": OpenVLA, "autoregressive": AutoregressiveOpenVLA}
-
-
-def make_openvla(config: OpenVLAConfig, spec: PolicySpec) -> Policy:
-    """The policy that ``config.decoding`` names. Raises CheckpointError or ConfigError where ``config.base`` does not fit."""
-    return DECODINGS[config.decoding](config, spec)
