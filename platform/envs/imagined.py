@@ -149,7 +149,9 @@ def _models_of(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _context(values: dict[str, Any], *, seed: int, device: str) -> Context:
-    shapes: dict[str, Any] = {name: values[name] for name in ("env", "policy", "world_model") if name in values}
+    shapes: dict[str, Any] = {
+        name: values[name] for name in ("env", "policy", "world_model") if name in values
+    }
     return make_context(config_from_dict(ModelsConfig, shapes), seed=seed, device=device)
 
 
