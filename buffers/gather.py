@@ -121,7 +121,7 @@ def _spans(array: NDArray[Any] | SpilledColumn, rows: Rows) -> NDArray[Any]:
     they lie side by side and are copied as one: a large array is then looked up in memory once and not S times.
     """
     width = rows.shape[1]
-    if isinstance(array, SpilledColumn) or width > len(array):
+    if isinstance(array, SpilledColumn) or not 0 < width <= len(array):
         return array[rows]
     straight = rows[:, -1] - rows[:, 0] == width - 1
     runs = as_strided(

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 CHECKPOINT_S = 200.0
 """Longest wait for a checkpoint, which grows with what the server holds."""
+DYING_LOOKS = 5
 LOOK_S = 0.2
 """How often a call that waits looks whether the server still lives: Reverb itself would try for ever."""
 
@@ -121,8 +122,7 @@ class ReverbLink:
         thread.start()
         while thread.is_alive():
             thread.join(LOOK_S)
-            if (death := self._death()) is not None:
-                raise ServerLost(f"the Reverb server {death}", where=self._address, remedy="see its log")
+            self._require_life()
             if thread.is_alive() and time.monotonic() - began > limit_s:
                 raise ReplayTimeout(
                     f"the Reverb server did not give {what} within {limit_s:g} s",
@@ -130,6 +130,10 @@ class ReverbLink:
                     remedy="look whether it runs and is reachable, or raise buffers.reverb.timeout_s",
                 )
         if failure:
+            # A connection breaks a moment before the process that was killed is gone.
+            for _ in range(DYING_LOOKS):
+                self._require_life()
+                time.sleep(LOOK_S)
             reason = (str(failure[0]).splitlines() or [""])[0]
             raise ServerLost(
                 f"the Reverb server refused {what}: {type(failure[0]).__name__}: {reason}",
@@ -137,3 +141,7 @@ class ReverbLink:
                 remedy="look whether it was started with this run's arguments",
             ) from failure[0]
         return answer[0]
+
+    def _require_life(self) -> None:
+        if (death := self._death()) is not None:
+            raise ServerLost(f"the Reverb server {death}", where=self._address, remedy="see its log")

@@ -8,7 +8,7 @@ from pathlib import Path
 from platform.metrics import read_rows
 
 from tests.test_ray_run import Run
-from tests.test_restarts_ray import kill, last_turn, wait_until_back
+from tests.test_restarts_ray import kill, wait_until_back
 
 
 def test_a_replica_is_built_again_and_the_run_goes_on_without_one_that_dies_too_often(tmp_path: Path) -> None:
@@ -19,9 +19,9 @@ def test_a_replica_is_built_again_and_the_run_goes_on_without_one_that_dies_too_
     run.wait_for_turns(2)
     kill(run, "inference_0")
     wait_until_back(run, "inference_0")
-    run.wait_for_turns(last_turn(run) + 2)
+    run.wait_for_turns(run.turns() + 2)
     kill(run, "inference_0")
-    run.wait_for_turns(last_turn(run) + 8)
+    run.wait_for_turns(run.turns() + 8)
     os.killpg(run.process.pid, signal.SIGINT)
     code, _, err = run.end()
     assert code == 130, err

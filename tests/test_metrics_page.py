@@ -34,6 +34,7 @@ def pattern(name: str) -> str:
     """As the page writes it."""
     name = re.sub(r"^(policy/\w+)/lag_.*", r"\1/lag_<range>", name)
     name = re.sub(r"^idle_ratio/.*", "idle_ratio/<role>", name.replace("rollout_0", "rollout_<i>"))
+    name = re.sub(r"^imagine/starts/.*", "imagine/starts/<kind>", name)
     return re.sub(r"up_to_\d+", "up_to_<n>", name)
 
 
