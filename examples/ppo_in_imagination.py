@@ -9,6 +9,7 @@ python examples/ppo_in_imagination.py outputs/pretrained --steps 40000
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from pathlib import Path
 from platform.envs.imagined import make_imagined_vector_env
@@ -18,12 +19,41 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from stable_baselines3 import PPO
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor, nn
 
 from configs.env import TabletopConfig
 from configs.loader import config_from_dict
+
+CAMERA = "top"
+
+
+class SmallFrames(BaseFeaturesExtractor):
+    """Frames of 32 pixels, which Stable-Baselines3's own network is too deep for, beside what is no frame."""
+
+    def __init__(self, space: spaces.Dict) -> None:
+        others = sum(get_flattened_obs_dim(space[name]) for name in space.spaces if name != CAMERA)
+        side = space[CAMERA].shape[1] // 8
+        super().__init__(space, features_dim=32 * side * side + others)
+        channels = (3, 16, 32, 32)
+        self._frames = nn.Sequential(
+            *(
+                layer
+                for before, after in itertools.pairwise(channels)
+                for layer in (nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU())
+            ),
+            nn.Flatten(),
+        )
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        """``[B, features]``."""
+        others = [value.flatten(1) for name, value in observation.items() if name != CAMERA]
+        return torch.cat([self._frames(observation[CAMERA]), *others], dim=1)
 
 
 class Vectorised(VecEnv):
@@ -81,7 +111,7 @@ def real_success(model: PPO, worlds: Any, config: TabletopConfig, *, trials: int
     done, success = np.zeros(trials, np.bool_), np.zeros(trials, np.bool_)
     while not done.all():
         observation = {
-            "top": seen["image"],
+            CAMERA: seen["image"],
             "proprio": seen["proprio"],
             "instruction": worlds.encode(list(seen["instruction"])),
         }
@@ -120,7 +150,7 @@ def main() -> None:
     )  # fmt: skip
     model = PPO(
         "MultiInputPolicy", Vectorised(env, seed=0), n_steps=32, batch_size=256, n_epochs=4, gamma=0.95, ent_coef=0.0,
-        learning_rate=3e-4, seed=0, device="cpu", verbose=1,
+        learning_rate=3e-4, seed=0, device="cpu", verbose=1, policy_kwargs={"features_extractor_class": SmallFrames},
     )  # fmt: skip
     judge = {"trials": given.trials, "replan": env.worlds.obs_model.spec.replan}
     before = real_success(model, env.worlds, tabletop, **judge)
