@@ -104,7 +104,10 @@ class ReverbBuffer(ReverbStore):
                 self._await_sample(batch)
             rng = self._rng(generator)
             draw = self._draws.windows
-            return self._remote(lambda: draw(batch, history, steps, split, rng, first=episode_start))
+            windows = self._remote(lambda: draw(batch, history, steps, split, rng, first=episode_start))
+            if not self._by_priority:
+                windows.probability = None
+            return windows
 
     def starts(
         self,
@@ -136,12 +139,16 @@ class ReverbBuffer(ReverbStore):
             rng = self._rng(generator)
             return self._remote(lambda: self._draws.outcomes(batch, split, rng, balance=balance))
 
+    @property
+    def _by_priority(self) -> bool:
+        return isinstance(self._config.sampling, PrioritySamplingConfig)
+
     def prioritise(
         self, ids: NDArray[np.int64], t: NDArray[np.int64], priorities: NDArray[np.float64]
     ) -> int:
         """New priorities of windows that were drawn lately; see ``MemoryBuffer.prioritise``."""
         check_priorities(priorities, where=f"buffer {self.name}")
-        if not isinstance(self._config.sampling, PrioritySamplingConfig):
+        if not self._by_priority:
             raise ReplayError(
                 "this buffer does not draw by priority",
                 where="replay buffer",

@@ -102,6 +102,15 @@ def test_an_empty_draw_says_what_is_missing(make: Maker) -> None:
             draw()
 
 
+def test_uniform_draws_tell_no_probability_and_take_no_priority(make: Maker) -> None:
+    """So whoever learns from them has none to give."""
+    buffer = make()
+    fill(buffer, [4])
+    assert buffer.windows(4, 1, 1).probability is None
+    with pytest.raises(ReplayError, match="does not draw by priority"):
+        buffer.prioritise(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1))
+
+
 def test_draws_follow_priorities(make: Maker) -> None:
     buffer = make(sampling=PrioritySamplingConfig(exponent=1.0))
     fill(buffer, [4])
