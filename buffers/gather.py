@@ -87,7 +87,7 @@ def gather_records(store: RowStore, items: Sequence[Item]) -> RecordBatch:
     for column in store.columns:
         offsets = np.arange(longest + int(column.observed))
         inside = offsets < (lengths + int(column.observed))[:, None]
-        padded = _spans(store.arrays[column.name], _clip(start[:, None] + offsets, start, start + lengths))
+        padded = store.arrays[column.name][_clip(start[:, None] + offsets, start, start + lengths)]
         padded[~inside] = 0
         columns[column.name] = padded
     images = {
@@ -117,11 +117,12 @@ def _clip(rows: Rows, first: Rows, last: Rows) -> Rows:
 
 
 def _spans(array: NDArray[Any] | SpilledColumn, rows: Rows) -> NDArray[Any]:
-    """``array[rows]`` for rows ``[B, S]`` that never decrease and grow by one at most along S. Where they grow all along,
-    they lie side by side and are copied as one: a large array is then looked up in memory once and not S times.
+    """``array[rows]`` for rows ``[B]``, or ``[B, S]`` that never decrease and grow by one at most along S. Where they grow
+    all along, as in most windows, they lie side by side and are copied as one: a large array is then looked up in memory once
+    and not S times.
     """
-    width = rows.shape[1]
-    if isinstance(array, SpilledColumn) or not 0 < width <= len(array):
+    width = rows.shape[-1]
+    if isinstance(array, SpilledColumn) or rows.ndim == 1 or not 0 < width <= len(array):
         return array[rows]
     straight = rows[:, -1] - rows[:, 0] == width - 1
     runs = as_strided(
@@ -139,7 +140,7 @@ def _spans(array: NDArray[Any] | SpilledColumn, rows: Rows) -> NDArray[Any]:
 
 def _frames(store: RowStore, rows: Rows) -> Images:
     return {
-        name.removeprefix(IMAGE_PREFIX): _spans(array, rows) if rows.ndim == 2 else array[rows]
+        name.removeprefix(IMAGE_PREFIX): _spans(array, rows)
         for name, array in store.arrays.items()
         if name.startswith(IMAGE_PREFIX)
     }

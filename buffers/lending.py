@@ -123,6 +123,8 @@ def expire_stale(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
 
 def expire_outdated(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
     """Imagined samples leave whose observation or reward model the gate does not let through. Decisions that left."""
+    if not (gate.oldest_obs_model or gate.oldest_reward_model):
+        return 0
     items = [shelf.items[key] for key in lifecycle.buffered_ids()]
     outdated = [
         item.id

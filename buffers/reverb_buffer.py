@@ -43,7 +43,10 @@ class ReverbBuffer(ReverbStore):
 
     @cached_property
     def _draws(self) -> ReverbDraws:
-        return ReverbDraws(self.spec, self._reverb, lambda: self._ledger, self._draw, self._require)
+        return ReverbDraws(
+            self.spec, self._reverb, lambda: self._ledger, self._draw, self._require,
+            by_priority=self._by_priority,
+        )  # fmt: skip
 
     # The policy learner
 
@@ -104,10 +107,7 @@ class ReverbBuffer(ReverbStore):
                 self._await_sample(batch)
             rng = self._rng(generator)
             draw = self._draws.windows
-            windows = self._remote(lambda: draw(batch, history, steps, split, rng, first=episode_start))
-            if not self._by_priority:
-                windows.probability = None
-            return windows
+            return self._remote(lambda: draw(batch, history, steps, split, rng, first=episode_start))
 
     def starts(
         self,

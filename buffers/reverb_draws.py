@@ -27,7 +27,9 @@ DRAWN_KEYS = 100_000
 
 
 class ReverbDraws:
-    """Draws of one buffer. ``draw`` gives items of a table that still count; ``fetch`` a whole record."""
+    """Draws of one buffer. ``draw`` gives items of a table that still count; ``fetch`` a whole record; ``by_priority``:
+    whether windows are drawn by priorities, which are then told and may be changed.
+    """
 
     def __init__(
         self,
@@ -36,9 +38,12 @@ class ReverbDraws:
         ledger: Callable[[], Ledger],
         draw: Callable[[str, int], Drawn],
         fetch: Callable[[int], Record],
+        *,
+        by_priority: bool,
     ) -> None:
         self._spec, self._reach = spec, reach
         self._ledger, self._draw, self._fetch = ledger, draw, fetch
+        self._by_priority = by_priority
         self._keys: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def windows(
@@ -59,7 +64,7 @@ class ReverbDraws:
         drawn = self._of_kind("first" if first else "decision", split, batch)
         store, rows = store_of_windows(self._spec, drawn)
         windows = gather_windows(store, items, rows, history, steps)
-        if not first:
+        if self._by_priority and not first:
             self._remember(windows.ids, windows.t, drawn)
             windows.probability = np.array([info.probability for _, (info, _) in drawn])
         return windows

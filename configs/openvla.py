@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from configs.decision import check_replan
 from configs.errors import ConfigError
 from configs.fields import NaturalInt, PositiveFloat, PositiveInt, component
 
@@ -85,11 +86,7 @@ class OpenVLAConfig:
                 f"policy.head=l1 answers for all places at once, policy.decoding={self.decoding}",
                 where="policy", remedy="set policy.decoding=parallel",
             )  # fmt: skip
-        if self.replan > self.chunk:
-            raise ConfigError(
-                f"policy.replan={self.replan} is larger than policy.chunk={self.chunk}",
-                where="policy", remedy=f"set policy.replan to at most {self.chunk}, or raise policy.chunk",
-            )  # fmt: skip
+        check_replan(self.chunk, self.replan)
         for key in ("width", "vision_width"):
             if self.base is None and getattr(self, key) % (2 * self.heads):
                 raise ConfigError(

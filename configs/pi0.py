@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from configs.decision import check_replan
 from configs.errors import ConfigError
 from configs.fields import PositiveFloat, PositiveInt, component
 from configs.openvla import stored_model_type
@@ -55,11 +56,7 @@ class PI0Config:
     def __post_init__(self) -> None:
         if self.path is not None and stored_model_type(Path(self.path)) == "pi0":
             self.base, self.path = self.path, None
-        if self.replan > self.chunk:
-            raise ConfigError(
-                f"policy.replan={self.replan} is larger than policy.chunk={self.chunk}",
-                where="policy", remedy=f"set policy.replan to at most {self.chunk}, or raise policy.chunk",
-            )  # fmt: skip
+        check_replan(self.chunk, self.replan)
         for key in ("width", "expert_width"):
             if self.base is None and getattr(self, key) % (2 * self.heads):
                 raise ConfigError(

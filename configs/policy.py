@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from configs.decision import check_replan
 from configs.errors import ConfigError
 from configs.fields import PositiveInt, component
 from configs.openvla import OpenVLAConfig
@@ -38,12 +39,7 @@ class SmallVLAConfig:
     """Spatial-softmax keypoints, each one token."""
 
     def __post_init__(self) -> None:
-        if self.replan > self.chunk:
-            raise ConfigError(
-                f"policy.replan={self.replan} is larger than policy.chunk={self.chunk}",
-                where="policy",
-                remedy=f"set policy.replan to at most {self.chunk}, or raise policy.chunk",
-            )
+        check_replan(self.chunk, self.replan)
         if self.width % self.heads:
             raise ConfigError(
                 f"policy.width={self.width} does not divide by policy.heads={self.heads}",

@@ -40,7 +40,7 @@ class LeanAdamW:
         import torch
 
         ranks = accelerator.num_processes if lean.shard else 1
-        self._owners = shares([each.numel() for each in parameters], ranks)
+        self._owners = owners([each.numel() for each in parameters], ranks)
         self._parameters, self._ranks, self._offload = parameters, ranks, lean.offload
         rank = accelerator.process_index if ranks > 1 else 0
         self._mine = [index for index, owner in enumerate(self._owners) if owner == rank]
@@ -130,11 +130,11 @@ def merge(states: list[dict[str, Any]]) -> dict[str, Any]:
     return {**states[0], "state": dict(sorted(moments.items()))}
 
 
-def shares(sizes: list[int], ranks: int) -> list[int]:
+def owners(sizes: list[int], ranks: int) -> list[int]:
     """Owner of each weight: the largest first, each to the rank that has least."""
     held = [0] * ranks
-    owners = [0] * len(sizes)
+    found = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        owners[index] = held.index(min(held))
-        held[owners[index]] += sizes[index]
-    return owners
+        found[index] = held.index(min(held))
+        held[found[index]] += sizes[index]
+    return found

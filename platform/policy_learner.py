@@ -131,10 +131,9 @@ class PolicyLearner:
         if any(self._buffers[name].available_decisions() < decisions for name, decisions in wanted.items()):
             return None
         leases: dict[str, Lease] = {}
+        models = model_versions(board)
         for name, decisions in wanted.items():
-            gate = self._pacing.rules.gate(
-                self.version, decisions, real=name == "real", models=model_versions(board)
-            )
+            gate = self._pacing.rules.gate(self.version, decisions, real=name == "real", models=models)
             lease = self._buffers[name].lease(decisions, gate=gate)
             if lease is None:
                 self._give_back(leases)

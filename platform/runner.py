@@ -25,7 +25,7 @@ from .checkpoint import write_checkpoint
 from .context import BEST, OBS_MODEL, POLICY, REWARD_MODEL, Context, make_context
 from .evaluation import Evaluation, evaluate_policy
 from .hosts.base import Host
-from .losses import Losses
+from .lost_work import LostWork
 from .metrics import make_trackers, read_rows
 from .model_card import untrained_loss
 from .model_watch import FilmShelf
@@ -90,7 +90,7 @@ class Runner:
         self._interrupted = False
         self._checkpointed = 0 if resumed is None else resumed[0]
         self._films = FilmShelf(folder / "media" / "films")
-        self._losses = Losses(None if resumed is None else resumed[1])
+        self._lost_work = LostWork(None if resumed is None else resumed[1])
         self._busy: dict[str, float] = {}
         self._moved: dict[str, tuple[int, float]] = {}
 
@@ -117,7 +117,7 @@ class Runner:
         """The run can go on from its last checkpoint, once what is wrong is put right where that has a remedy."""
         if not self._checkpointed:
             return error
-        remedy = f"run.resume={self._folder} goes on from policy turn {self._checkpointed}{self._losses.since_checkpoint()}"
+        remedy = f"run.resume={self._folder} goes on from policy turn {self._checkpointed}{self._lost_work.since_checkpoint()}"
         kind = type(error) if isinstance(error, RoleFailure) else RoleFailure
         return kind(
             error.what, where=error.where, remedy=f"{error.remedy}; {remedy}" if error.remedy else remedy
@@ -249,7 +249,7 @@ class Runner:
             host.pump()
             now = time.monotonic()
             board = services.store.read()
-            self._losses.see(board)
+            self._lost_work.see(board)
             if now - logged >= config.log_every_s:
                 self._log(host, services, board, trackers, line, now)
                 logged = now
@@ -299,7 +299,7 @@ class Runner:
     def _buffers(self, services: Services) -> dict[str, dict[str, Any]]:
         """Their statistics; what they lost is told."""
         found = {"real": services.real.stats(), "img": services.imagined.stats()}
-        self._losses.look(found)
+        self._lost_work.look(found)
         return found
 
     def _watch(self, host: Host, now: float) -> None:
@@ -342,7 +342,7 @@ class Runner:
             keep=self._config.run.keep_checkpoints,
         )  # fmt: skip
         self._checkpointed = turns
-        self._losses.saved(states["store"]["board"])
+        self._lost_work.saved(states["store"]["board"])
         return models
 
     def _finish(self, host: Host, services: Services, began: float) -> Outcome:

@@ -94,7 +94,7 @@ class Rules:
 
     def gate(self, version: int, decisions: int, *, real: bool, models: ModelVersions = NO_MODELS) -> Gate:
         """What the learner at ``version`` may be lent for ``decisions`` decisions of a turn; ``models``: the newest ones."""
-        bound = math.inf if self.model_bound is None else self.model_bound
+        bound = math.inf if real or self.model_bound is None else self.model_bound
         return Gate(
             oldest=version - self.bound,
             partly_stale=PARTLY_STALE[self.on_violation],

@@ -33,11 +33,11 @@ def give_gradients(own: list[torch.nn.Parameter], number: int) -> None:
 
 
 def test_each_weight_has_one_owner_and_owners_hold_alike() -> None:
-    from platform.lean_optimizer import shares
+    from platform.lean_optimizer import owners
 
-    assert shares([10, 7, 6, 3], 2) == [0, 1, 1, 0]
-    assert shares([4, 4], 1) == [0, 0]
-    assert shares([5], 3) == [0]
+    assert owners([10, 7, 6, 3], 2) == [0, 1, 1, 0]
+    assert owners([4, 4], 1) == [0, 0]
+    assert owners([5], 3) == [0]
 
 
 def test_moments_in_the_cpus_memory_change_no_step() -> None:

@@ -158,6 +158,12 @@ class ImaginedWorlds:
             self._instructions[row] = text
         self._running[rows] = True
 
+    @property
+    def words(self) -> NDArray[np.int64]:
+        """``[B, W]``: ids of the instructions' words."""
+        ids: NDArray[np.int64] = self._words.cpu().numpy().copy()
+        return ids
+
     def stop(self, rows: Rows) -> None:
         """Worlds ``rows`` end where they are."""
         self._running[rows] = False

@@ -1,6 +1,6 @@
 """Imagined worlds as a Gymnasium vector environment: one step is one decision in every world.
 
-The imagination role steps it, and so can any algorithm that trains on vector environments. ``platform.imagined`` makes
+The imagination role steps it, and so can any algorithm that trains on vector environments. ``platform.envs.imagined`` makes
 one from folders and registers it.
 """
 
@@ -155,8 +155,9 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
 
     def _after_ended(self, happened: ImaginedStep, ended: Rows) -> Stepped:
         """Worlds that had ended before this step are where their next episodes start; their actions went nowhere."""
-        self._begin(ended, None)
-        happened.observation = self.worlds.observe()
+        if len(ended):
+            self._begin(ended, None)
+            happened.observation = self.worlds.observe()
         info = self._info(happened, np.setdiff1d(np.arange(self.num_envs), ended))
         return self._outcome(happened, info)
 
@@ -196,8 +197,6 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
         )
 
     def _begin(self, rows: Rows, starts: Starts | None) -> None:
-        if not len(rows):
-            return
         if starts is None:
             if self._starts is None:
                 raise EnvError(
@@ -244,8 +243,7 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
             )
 
     def _observed(self, observation: ImaginedObservation) -> BatchObservation:
-        words = self.worlds.encode(observation.instructions)
-        return {**observation.images, PROPRIO: observation.proprio, INSTRUCTION: words}
+        return {**observation.images, PROPRIO: observation.proprio, INSTRUCTION: self.worlds.words}
 
     def _info(self, happened: ImaginedStep | None, rows: Rows) -> Info:
         """Gymnasium's vector infos: arrays over all worlds, and under ``_key`` which worlds have them."""

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import yaml
 
+from buffers.start_states import UNIFORM_STARTS
 from configs.errors import CheckpointError, DataError, EnvError
 from configs.loader import config_from_dict
 from configs.models import ModelsConfig
@@ -180,7 +181,7 @@ def _mix(starts: StartsConfig | dict[str, Any] | None) -> StartsConfig:
     if isinstance(starts, StartsConfig):
         return starts
     if starts is None:
-        return StartsConfig(first=0.0, recent=0.0, uniform=1.0)
+        return UNIFORM_STARTS
     return config_from_dict(StartsConfig, {"first": 0.0, "recent": 0.0, **starts})
 
 

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from configs.errors import DataError
 from configs.openvla import OpenVLAConfig
 from policies.base import Choice, ObservationTensors, Policy, PolicyOutput, PolicySpec, choose_tokens
+from policies.instruction_rows import which_instruction
 from policies.instructions import InstructionVocabulary
 from policies.openvla.building import build_network, prompt_encoder
 from policies.openvla.network import Network, Prefix, new_cache
@@ -71,21 +71,10 @@ class OpenVLA(Policy):
         self.register_buffer("prompt_kept", torch.tensor(kept), persistent=False)
 
     def _prefix(self, obs: ObservationTensors) -> Prefix:
-        which = self._instructions(obs.instruction_ids)
+        which = which_instruction(obs.instruction_ids, self.known_rows)
         pixels = [self.prepare(obs.images[camera]) for camera in self.spec.cameras]
         extra = None if self.proprio is None else self.proprio(obs.proprio).unsqueeze(1)
         return self.network.prefix(pixels, self.prompt_ids[which], self.prompt_kept[which], extra)
-
-    def _instructions(self, ids: Int64[Tensor, "B L"]) -> Int64[Tensor, " B"]:
-        """Which instruction each row of word ids is. Raises DataError for one whose words are known in another order."""
-        same = (ids[:, None, :] == self.known_rows[None]).all(dim=-1)
-        capturing = ids.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if not capturing and not bool(same.any(dim=1).all()):
-            raise DataError(
-                "an instruction is not one that the policy was built for", where="instruction",
-                remedy="use those of the environment, word by word",
-            )  # fmt: skip
-        return same.long().argmax(dim=1)
 
     def _precision(self, obs: ObservationTensors) -> AbstractContextManager[object]:
         """Half precision where the frozen weights are."""

@@ -22,10 +22,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from configs.errors import ConfigError, DataError
+from configs.errors import ConfigError
 from configs.pi0 import PI0Config
 from policies.base import ObservationTensors, Policy, PolicyOutput, PolicySpec
 from policies.gaussian import gaussian_logits, uniform_centres
+from policies.instruction_rows import which_instruction
 from policies.instructions import InstructionVocabulary
 from policies.openvla.images import SIGLIP, ImagePreparation
 from policies.openvla.network import cache_name, new_cache
@@ -123,7 +124,7 @@ class PI0Policy(Policy):
 
     def _prefix(self, obs: ObservationTensors) -> tuple[Any, Bool[Tensor, "B S"], Float[Tensor, "B F"]]:
         """Keys and values of the language model over frames and words, which of them count, and the features."""
-        which = self._instructions(obs.instruction_ids)
+        which = which_instruction(obs.instruction_ids, self.known_rows)
         ids, kept = self.prompt_ids[which], self.prompt_kept[which]
         frames = torch.stack([self.prepare(obs.images[camera])[0] for camera in self.spec.cameras], dim=1)
         there = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
@@ -157,17 +158,6 @@ class PI0Policy(Policy):
             x = x - velocity.float() / self.steps
         ends = x[:, : self.spec.chunk, : self.spec.action_dim]
         return ends * self.action_scale + self.action_offset
-
-    def _instructions(self, ids: Int64[Tensor, "B L"]) -> Int64[Tensor, " B"]:
-        """Which instruction each row of word ids is. Raises DataError for one whose words are known in another order."""
-        same = (ids[:, None, :] == self.known_rows[None]).all(dim=-1)
-        capturing = ids.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if not capturing and not bool(same.any(dim=1).all()):
-            raise DataError(
-                "an instruction is not one that the policy was built for", where="instruction",
-                remedy="use those of the environment, word by word",
-            )  # fmt: skip
-        return same.long().argmax(dim=1)
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
         """What the policy loss trains."""

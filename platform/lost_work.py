@@ -11,7 +11,7 @@ WORK = {"policy/turns": "policy turns", "real_steps": "real steps"}
 """Facts that only grow, and what they are called."""
 
 
-class Losses:
+class LostWork:
     """Compares what is with what was: of buffers at the last look, of the run at its last checkpoint."""
 
     def __init__(self, resumed: dict[str, Any] | None) -> None:
