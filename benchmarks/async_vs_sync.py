@@ -13,7 +13,7 @@ slots, as many as the mean step is longer: when no slot waits for another, colle
 
 *The synchronous loop* is ``host=serial sync=on_policy``: collect a batch, train on it, collect the next one, in one process.
 All slots step beside each other in it, too, and it pays for no actors and no messages, so it is the fastest
-synchronous loop that we can offer. Every run has one torch thread per role, the same seeds, policy, objective and
+synchronous loop that we can offer. Beside actors the learner has a core to itself where there are two. Every run has one torch thread per role, the same seeds, policy, objective and
 number of turns. Times are taken from the metrics between an early turn and the last one: start-up counts nowhere.
 
 ``share_of_limit`` is the share of time in which the busier half (the learner, or the slots) had work: 1 is the

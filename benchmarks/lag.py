@@ -5,7 +5,7 @@
 The delay is controlled: a queue keeps every policy of a run, and episodes on the tabletop (``reach``) are always played
 by the one from ``lag`` updates ago (the first one while there are fewer). All else is equal: one cloned policy to start
 from, the same starts for all, one pass over fresh episodes, no anchor to the start. Says what is left of success at
-``lag`` against no lag. One process per core: 72 runs of about five minutes each, three hours on two cores. ``--quick`` is
+``lag`` against no lag. One process per core: 84 runs of about five minutes each, three and a half hours on two cores (three arms: half of it). ``--quick`` is
 the same on three arms with lags (0, 2, 8, 40), updates and trials cut to about a minute: it shows that the measurement runs,
 not what it finds.
 """
