@@ -27,7 +27,13 @@ def imagination(store: WeightStore) -> Imagination:
     context = make_context(settings, seed=0, device="cpu")
     nothing: Any = None
     return Imagination(
-        context, settings.imagination, nothing, nothing, store, store, admission=Admission(limit=10)
+        context,
+        settings.imagination,
+        nothing,
+        nothing,
+        store,
+        store,
+        admission=lambda _turns: Admission(limit=10),
     )
 
 
