@@ -34,12 +34,15 @@ class Candidate:
     on_policy: int
     """Of them made by the learner's own version."""
     group: int
+    due: bool = False
+    """The next version waits for it."""
 
 
 def choose(candidates: list[Candidate], decisions: int, on_policy: float) -> list[int] | None:
     """Samples with at least ``decisions`` decisions together, whole groups, in the order of the candidates; None when
     there are too few.
 
+    What is due comes first, as far as the share ``on_policy`` leaves room for it, but one sample at least.
     At least the share ``on_policy`` of what is chosen is on-policy. Where the first candidates do not give that, later
     ones are taken in their place, those with the largest on-policy share first.
     """
@@ -55,6 +58,11 @@ def choose(candidates: list[Candidate], decisions: int, on_policy: float) -> lis
             total += group.decisions
             on_policy_total += group.on_policy
 
+    for group in groups if on_policy < 1 else ():
+        if total >= (1 - on_policy) * decisions:
+            break
+        if group.due:
+            take(group)
     for group in fresh:
         if on_policy_total >= on_policy * decisions:
             break
@@ -79,6 +87,7 @@ class _Group:
     ids: list[int]
     decisions: int
     on_policy: int
+    due: bool
 
 
 def _by_group(candidates: list[Candidate]) -> list[_Group]:
@@ -87,7 +96,11 @@ def _by_group(candidates: list[Candidate]) -> list[_Group]:
         members.setdefault(candidate.group, []).append(candidate)
     return [
         _Group(
-            number, [c.id for c in group], sum(c.decisions for c in group), sum(c.on_policy for c in group)
+            number,
+            [c.id for c in group],
+            sum(c.decisions for c in group),
+            sum(c.on_policy for c in group),
+            any(c.due for c in group),
         )
         for number, group in members.items()
     ]
@@ -103,12 +116,15 @@ def candidates(shelf: Holdings, lifecycle: Lifecycle, gate: Gate, *, prefer_rece
     for key in ids:
         item = shelf.items[key]
         fresh = shelf.made_since(item, gate.current) if gate.on_policy else 0
-        offered.append(Candidate(key, item.length - item.cut, fresh, lifecycle.group_of(key)))
+        due = gate.due is not None and item.oldest_version <= gate.due
+        offered.append(Candidate(key, item.length - item.cut, fresh, lifecycle.group_of(key), due))
     return offered
 
 
 def expire_stale(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
-    """What the gate does not let through leaves: whole samples, or their first decisions. Decisions that left."""
+    """What the gate does not let through leaves: whole samples, or their first decisions; and what holds up the next version
+    though it may never train. Decisions that left.
+    """
     items = [shelf.items[key] for key in lifecycle.buffered_ids()]
     stale = [item for item in items if item.oldest_version < gate.oldest]
     partly = [item for item in stale if item.newest_version >= gate.oldest]
@@ -118,6 +134,8 @@ def expire_stale(shelf: Holdings, lifecycle: Lifecycle, gate: Gate) -> int:
         lifecycle.cut(item.id, gone, version=item.oldest_version)
         dropped += gone
     expiring = stale if gate.partly_stale == "expire" else [item for item in stale if item not in partly]
+    if gate.due is not None and gate.on_policy == 1:
+        expiring = [item for item in items if item in expiring or item.oldest_version <= gate.due]
     return dropped + _expire(shelf, lifecycle, [item.id for item in expiring])
 
 

@@ -104,6 +104,9 @@ class Gate:
     oldest_obs_model: int = 0
     oldest_reward_model: int = 0
     """Oldest versions of the world models whose samples may train; real samples are of none."""
+    due: int | None = None
+    """Where publishing waits for samples that would be too old: the newest version whose decisions hold it up. Such samples
+    are lent first, and leave where none but ``current``'s may train."""
 
 
 @dataclass

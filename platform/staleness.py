@@ -8,7 +8,7 @@ With ``N`` the decisions that make one version, ``s`` the budget and β the boun
   of a sample that has such decisions. Versions in a record never decrease, so these are its first ones:
   ``mask`` lends the sample whole and leaves them out of the losses; they count as trained. ``cut`` takes them off before;
   they count for nothing. ``drop`` lets the whole sample expire. With ``wait`` there are none: the next version appears
-  only when no sample that runs, waits or is lent would then lag too far.
+  only when no sample that runs, waits or is lent would then lag too far; those that hold it up are trained first.
   A sample all of whose decisions lag too far expires in any case.
 - **Models.** An imagined sample expires whole once its observation or its reward model is more than ``model_bound`` versions
   older than the newest one.
@@ -100,6 +100,7 @@ class Rules:
             partly_stale=PARTLY_STALE[self.on_violation],
             current=version,
             on_policy=self.on_policy_min_ratio if real else 0.0,
+            due=version - self.bound if self.on_violation == "wait" else None,
             store=math.ceil(self.store * decisions),
             ordered=self.ordered and real,
             oldest_obs_model=int(max(0, models.obs_model - bound)),

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -309,7 +309,18 @@ PaceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40
 TestPace = PaceMachine.TestCase
 
 
+def waiting(share: float) -> dict[str, Any]:
+    """One old sample that a flow of fresh ones would keep from its turn for ever, while publishing waits for it."""
+    from platform.staleness import Rules
+
+    rules = Rules(budget=1.0, bound=1, on_violation="wait", on_policy_min_ratio=share)
+    return {"rules": rules, "turn": 1, "turns": 1, "slots": 1, "lengths": [1], "speed": 2}
+
+
 @settings(max_examples=80, deadline=None)
+@example(**waiting(0.3), reuse=1)
+@example(**waiting(1.0), reuse=1)
+@example(**waiting(0.0), reuse=3)
 @given(
     rules=rules_strategy(),
     turn=st.integers(1, 30),

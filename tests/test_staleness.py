@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +53,8 @@ def test_rules_from_the_config() -> None:
     assert rules.ahead(60) == Admission(limit=90), "imagined segments neither run for long nor come in groups"
     assert rules.gate(7, 40, real=True) == Gate(5, "cut", 7, 0.25, 60, True)
     assert rules.gate(7, 20, real=False) == Gate(5, "cut", 7, 0.0, 30, False)
+    waits = replace(rules, on_violation="wait").gate(7, 40, real=True)
+    assert waits == Gate(5, "carry", 7, 0.25, 60, True, due=5)
 
 
 def test_publishing_waits_only_where_the_next_version_would_break_the_bound() -> None:
@@ -170,6 +173,21 @@ def test_a_choice_keeps_its_promises(offered: list[Candidate], decisions: int, s
     assert sum(c.on_policy for c in taken) >= share * total - 1e-9
     for group in {c.group for c in taken}:
         assert {c.id for c in offered if c.group == group} <= set(ids), "whole groups"
+
+
+@pytest.mark.parametrize(
+    ("decisions", "share", "chosen"),
+    [
+        (4, 0.0, [2, 3]),
+        (4, 0.5, [1, 2]),
+        (2, 0.3, [1, 2]),
+        (2, 1.0, [1]),
+    ],
+)
+def test_what_the_next_version_waits_for_comes_first(decisions: int, share: float, chosen: list[int]) -> None:
+    """One sample of it at least, where the share of the learner's own version leaves room for any."""
+    offered = [Candidate(0, 2, 0, 0), Candidate(1, 2, 2, 1), Candidate(2, 2, 0, 2, True), Candidate(3, 2, 0, 3, True)]  # fmt: skip
+    assert choose(offered, decisions, share) == chosen
 
 
 def test_spans_by_hand() -> None:
