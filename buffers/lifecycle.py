@@ -22,6 +22,8 @@ from configs.errors import ReplayError
 
 S = SampleState
 
+ROUNDING = 1e-9
+"""Of shares of decisions that add up: 3.0000001 samples are not 4, and what is free by less is not free."""
 RECENT_SHARE = 0.05
 """Weight of the newest sample in the mean length: about the last twenty count."""
 
@@ -64,8 +66,7 @@ class Lifecycle(Census):
         and the rest of the version's decisions cannot be leased, there is room.
         """
         length = float(self._longest) if admission.ordered else self._mean_length
-        # The small term keeps 3.0000001 samples from becoming 4.
-        samples = max(0, math.ceil((admission.limit - self._held(length)) / length - 1e-9))
+        samples = max(0, math.ceil((admission.limit - self._held(length)) / length - ROUNDING))
         return -(-samples // admission.group) * admission.group
 
     def admit(self, wanted: int, admission: Admission, owner: str = "") -> list[Admitted]:
@@ -93,11 +94,11 @@ class Lifecycle(Census):
         """
         free = self._limit - self._held(self._mean_length)
         under_way = any(sample.state in UNFINISHED for sample in self._samples.values())
-        if self._limit == 0 or free > 0 or under_way:
+        if self._limit == 0 or free > ROUNDING * self._mean_length or under_way:
             return []
         leaving = []
         for key in ids:
-            if free >= decisions:
+            if free >= decisions - ROUNDING:
                 break
             leaving.append(key)
             free += self._samples[key].charge

@@ -309,6 +309,14 @@ PaceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40
 TestPace = PaceMachine.TestCase
 
 
+def rounded() -> dict[str, Any]:
+    """Groups of two fill turns of 21: what is charged for them adds up to the limit but for the last bit."""
+    from platform.staleness import Rules
+
+    rules = Rules(budget=0.0, bound=1, on_violation="mask", on_policy_min_ratio=1.0, group=2)
+    return {"rules": rules, "turn": 21, "turns": 3, "slots": 1, "lengths": [1], "speed": 1}
+
+
 def waiting(share: float) -> dict[str, Any]:
     """One old sample that a flow of fresh ones would keep from its turn for ever, while publishing waits for it."""
     from platform.staleness import Rules
@@ -321,6 +329,7 @@ def waiting(share: float) -> dict[str, Any]:
 @example(**waiting(0.3), reuse=1)
 @example(**waiting(1.0), reuse=1)
 @example(**waiting(0.0), reuse=3)
+@example(**rounded(), reuse=2)
 @given(
     rules=rules_strategy(),
     turn=st.integers(1, 30),
