@@ -85,7 +85,7 @@ class StalenessConfig:
     """Largest lag, in versions, at which a decision trains."""
     on_violation: OnViolation = "mask"
     """What becomes of a sample with decisions beyond the bound: these are cut off, masked in the losses, or the sample is
-    dropped; or there are none, since publishing waits for samples that would be."""
+    dropped; or there are none, since publishing waits for samples that would be, which are trained first."""
     model_bound: NaturalInt | None = 4
     """Largest lag, in versions of either world model, at which an imagined sample trains; older ones are dropped. None
     never drops one for its models' age."""
