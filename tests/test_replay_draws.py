@@ -52,11 +52,11 @@ def test_every_decision_and_every_start_is_as_likely(make: Maker, history: int) 
 def test_starts_come_from_episode_starts_and_recent_records(make: Maker) -> None:
     buffer = make()
     fill(buffer, [4] * 6, success=True)
-    starts = buffer.starts(48, 2, horizon=3, mix=StartsConfig(first=1, recent=2, episodes=2))
-    assert (starts.t[:16] == 0).all()
-    assert len(set(starts.ids[:16].tolist())) > 2
-    assert set(starts.ids[16:].tolist()) == {4, 5}
-    assert set(starts.t[16:].tolist()) == {0, 1, 2, 3}
+    starts = buffer.starts(120, 2, horizon=3, mix=StartsConfig(first=1, recent=2, episodes=2))
+    assert (starts.t[:40] == 0).all()
+    assert len(set(starts.ids[:40].tolist())) > 2
+    assert set(starts.ids[40:].tolist()) == {4, 5}
+    assert set(starts.t[40:].tolist()) == {0, 1, 2, 3}
     np.testing.assert_array_equal(starts.frames["camera0"][:, -1, 0, 0, 1], starts.t)
     np.testing.assert_array_equal(starts.remaining, 4 - starts.t)
     np.testing.assert_array_equal(starts.success_within, np.arange(4) >= starts.remaining[:, None])
@@ -67,8 +67,8 @@ def test_outcomes_are_labelled_by_success(make: Maker) -> None:
     buffer = make()
     buffer.append(make_record(SPEC, 0, 4, success=True))
     buffer.append(make_record(SPEC, 1, 2))
-    outcomes = buffer.outcomes(60)
-    assert outcomes.label.sum() == 30
+    outcomes = buffer.outcomes(400)  # a server draws unseeded: of 30, one in fifteen misses one of seven
+    assert outcomes.label.sum() == 200
     shown = outcomes.frames["camera0"][:, 0, 0, :2].tolist()
     assert {tuple(pair) for pair, label in zip(shown, outcomes.label, strict=True) if label} == {(0, 4)}
     assert {tuple(pair) for pair, label in zip(shown, outcomes.label, strict=True) if not label} == {
