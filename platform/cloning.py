@@ -48,6 +48,7 @@ class CloningJob:
                 f"policy_budget.batch={self._batch} is larger than the data ({len(self._cloned)} decisions)",
                 where="policy_budget.batch", remedy="give more episodes or a smaller batch",
             )  # fmt: skip
+        self._policy.set_proprio_statistics(*self._proprio_statistics())
         self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
         parameters = {"actor": self._policy.actor_parameters(), "critic": self._policy.critic_parameters()}
         self._steps = {
@@ -72,6 +73,13 @@ class CloningJob:
             step.apply()
         self._updates += 1
         return {"loss": float(loss.detach()), "value_loss": float(value_loss.detach()), **statistics}
+
+    def _proprio_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        device = self._context.torch_device
+        mean, deviation = self._cloned.proprio_statistics()
+        return torch.from_numpy(mean).to(device), torch.from_numpy(deviation).to(device)
 
     def _draw(self, data: _Decisions) -> NDArray[np.int64]:
         return self._rng.integers(len(data), size=self._batch)
@@ -151,6 +159,10 @@ class _Decisions:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def proprio_statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean and deviation ``[P]`` over the decisions."""
+        return self._proprio.mean(axis=0), self._proprio.std(axis=0)
 
     def observation(self, rows: NDArray[np.int64]) -> Observation:
         """Observations ``rows``."""

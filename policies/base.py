@@ -177,6 +177,9 @@ class Policy(nn.Module, ABC):
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """What the value loss trains."""
 
+    def set_proprio_statistics(self, mean: Float[Tensor, " P"], deviation: Float[Tensor, " P"]) -> None:
+        """What the proprio of the data to clone is like. Policies that bring statistics of their own keep those."""
+
     @torch.no_grad()
     def act(
         self,

@@ -23,6 +23,8 @@ from policies.vision import InstructionEncoder, Keypoints, Stem
 
 MAP_SIDE = 4
 """The feature map is pooled to this many cells a side: one token each."""
+LEAST_DEVIATION = 1e-2
+"""In the proprio's units."""
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -170,9 +172,12 @@ class SmallVLA(Policy):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def set_proprio_statistics(self, mean: Float[Tensor, " P"], deviation: Float[Tensor, " P"]) -> None:
-        """Standardise proprio with a dataset's mean and deviation; they are saved with the weights."""
+        """Standardise proprio with a dataset's mean and deviation; they are saved with the weights.
+
+        What hardly moves in the data is not blown up: a deviation counts as ``LEAST_DEVIATION`` at least.
+        """
         self.proprio_mean.copy_(mean)
-        self.proprio_scale.copy_(1 / deviation.clamp(min=1e-3))
+        self.proprio_scale.copy_(1 / deviation.clamp(min=LEAST_DEVIATION))
 
     def forward(self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"] | None = None) -> PolicyOutput:
         """The actor alone; its tokens do not depend on each other."""

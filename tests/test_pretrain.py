@@ -8,11 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from platform.command import main  # isort: skip
+from buffers.dataset import read_dataset
+from buffers.index import is_held_out
 from tests.run_helper import MODELS, POLICY, write_demos
 
 PRETRAIN = [
@@ -66,6 +69,22 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
         return real(job, fitted)
 
     monkeypatch.setattr(pretraining, "_look", look)
+
+
+def test_the_policy_standardises_proprio_as_the_cloned_decisions_have_it(whole: Path, demos: Path) -> None:
+    """The last observation of an episode is decided on by nobody, and a dimension that stands still stays as it is."""
+    config = json.loads((whole / "policy" / "card.json").read_text())["data"]
+    dataset = read_dataset(demos)
+    noisy = [level["action_noise"] > 0.2 for level in dataset.info["noise"]]
+    cloned = [
+        record.proprio[:-1] for record in dataset.records
+        if not is_held_out(record.episode_id, 0.1) and not noisy[int(record.extra["noise_level"])]
+    ]  # fmt: skip
+    rows = np.concatenate(cloned)
+    assert config["episodes"] == len(dataset.records) > len(cloned)
+    stored = weights(whole / "policy")
+    np.testing.assert_allclose(stored["proprio_mean"].numpy(), rows.mean(0), atol=1e-5)
+    np.testing.assert_allclose(stored["proprio_scale"].numpy(), 1 / rows.std(0).clip(0.01), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
