@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,15 @@ BufferName = Literal["real", "imagined"]
 MARGIN_S = 10.0
 
 
+def stored_spec(spec: RecordSpec, name: BufferName) -> RecordSpec:
+    """What the buffer keeps of the run's records: what is imagined is for the policy alone, which sees decisions."""
+    return spec if name == "real" else replace(spec, between=False)
+
+
 def _memory(
     spec: RecordSpec, buffers: BuffersConfig, name: BufferName, *, seed: int, **_: Any
 ) -> ReplayBuffer:
+    spec = stored_spec(spec, name)
     return MemoryBuffer(spec, _parts(buffers)[name], seed=seed, name=name, spill_dir=buffers.spill_dir)
 
 
@@ -36,7 +42,7 @@ def _reverb(
     from buffers.reverb_buffer import ReverbBuffer
 
     return ReverbBuffer(
-        spec, _parts(buffers)[name], buffers.reverb, seed=seed, name=name,
+        stored_spec(spec, name), _parts(buffers)[name], buffers.reverb, seed=seed, name=name,
         folder=None if folder is None else folder / name, modelled=name == "real", keep=keep,
     )  # fmt: skip
 
@@ -44,9 +50,10 @@ def _reverb(
 def _check_memory(spec: RecordSpec, buffers: BuffersConfig) -> None:
     folder, spilled = spill_folder(buffers.spill_dir), 0
     for name, part in _parts(buffers).items():
-        capacity = part.max_bytes // bytes_per_row(spec, part.sampling)
-        _check_limiter(part, spec, capacity, name)
-        if plan_spill(spec, part, capacity, folder=folder, name=name) is not None:
+        stored = stored_spec(spec, name)
+        capacity = part.max_bytes // bytes_per_row(stored, part.sampling)
+        _check_limiter(part, stored, capacity, name)
+        if plan_spill(stored, part, capacity, folder=folder, name=name) is not None:
             spilled += part.max_bytes - (part.memory_bytes or 0)
     free = free_bytes(folder)
     if spilled > free:
@@ -62,8 +69,9 @@ def _check_reverb(spec: RecordSpec, buffers: BuffersConfig) -> None:
     if buffers.reverb.address is not None:
         require_listener(buffers.reverb.address)
     for name, part in _parts(buffers).items():
-        table_specs(spec, part, name=name, modelled=True)
-        rows = record_capacity(spec, part, name=name) * (spec.max_decisions + 1)
+        stored = stored_spec(spec, name)
+        table_specs(stored, part, name=name, modelled=True)
+        rows = record_capacity(stored, part, name=name) * (spec.max_decisions + 1)
         _check_limiter(part, spec, rows, name)
 
 

@@ -53,6 +53,10 @@ class WindowBatch:
     """``[B]`` index of the first decision in its record."""
     probability: NDArray[np.float64] | None = None
     """``[B]``: of drawing this window, where the buffer draws by priority."""
+    between: Images = field(default_factory=dict)
+    """camera: ``[B, L+S, R-1, H, W, 3]`` uint8, where they are kept: env steps before each frame, since the decision before."""
+    proprio_between: NDArray[np.float32] | None = None
+    """``[B, L+S, R-1, P]``, likewise."""
 
 
 @dataclass
@@ -79,6 +83,10 @@ class StartBatch:
     """``[B]``: an expert, not the policy, acted after the start."""
     kinds: dict[str, int] = field(default_factory=dict)
     """How many rows are starts of which kind, in their order."""
+    between: Images = field(default_factory=dict)
+    """camera: ``[B, L, R-1, H, W, 3]`` uint8, where they are kept: env steps before each frame, since the decision before."""
+    proprio_between: NDArray[np.float32] | None = None
+    """``[B, L, R-1, P]``, likewise."""
 
 
 @dataclass

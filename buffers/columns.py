@@ -6,6 +6,7 @@ A record of T decisions takes T + 1 rows: one per decision and one for the boots
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,18 @@ from buffers.records import Record, RecordSpec, Source
 Arrays = dict[str, NDArray[Any]]
 
 IMAGE_PREFIX = "images."
+BETWEEN_PREFIX = "between."
+PROPRIO_BETWEEN = "proprio_between"
+
+
+def holds_frames(name: str) -> bool:
+    """Whether column ``name`` holds frames."""
+    return name.startswith((IMAGE_PREFIX, BETWEEN_PREFIX))
+
+
+def is_between(name: str) -> bool:
+    """Whether column ``name`` holds what lies between decisions."""
+    return name.startswith(BETWEEN_PREFIX) or name == PROPRIO_BETWEEN
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,7 @@ def columns(spec: RecordSpec) -> list[Column]:
     ]
     return [
         *frames,
+        *_between(spec),
         Column("proprio", (spec.proprio_dim,), np.float32, observed=True),
         Column("tokens", (K, D), np.int16, observed=False),
         Column("log_probs", (K, D), np.float32, observed=False),
@@ -81,9 +95,28 @@ def columns(spec: RecordSpec) -> list[Column]:
     ]
 
 
+def _between(spec: RecordSpec) -> list[Column]:
+    if not spec.between:
+        return []
+    rows = spec.replan - 1
+    frames = [
+        Column(f"{BETWEEN_PREFIX}{camera}", (rows, height, width, 3), np.uint8, observed=True)
+        for camera, (height, width) in spec.cameras.items()
+    ]
+    return [*frames, Column(PROPRIO_BETWEEN, (rows, spec.proprio_dim), np.float32, observed=True)]
+
+
+def frames_of(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What lies under ``<prefix><camera>``, by camera."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def split_record(record: Record) -> tuple[Arrays, Facts]:
     """Columns of ``record`` (not copied) and its facts."""
     arrays: Arrays = {f"{IMAGE_PREFIX}{camera}": frames for camera, frames in record.images.items()}
+    arrays |= {f"{BETWEEN_PREFIX}{camera}": frames for camera, frames in record.between.items()}
+    if record.proprio_between is not None:
+        arrays[PROPRIO_BETWEEN] = record.proprio_between
     arrays |= {
         "proprio": record.proprio,
         "tokens": record.tokens,
@@ -115,8 +148,6 @@ def split_record(record: Record) -> tuple[Arrays, Facts]:
 
 def join_record(arrays: Arrays, facts: Facts) -> Record:
     """The inverse of ``split_record``."""
-    rest: dict[str, Any] = dict(arrays)
-    images = {
-        name.removeprefix(IMAGE_PREFIX): rest.pop(name) for name in arrays if name.startswith(IMAGE_PREFIX)
-    }
-    return Record(images=images, **rest, **facts.to_json())
+    rest = {name: array for name, array in arrays.items() if not holds_frames(name)}
+    images, between = frames_of(arrays, IMAGE_PREFIX), frames_of(arrays, BETWEEN_PREFIX)
+    return Record(images=images, between=between, **rest, **facts.to_json())

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -168,13 +168,14 @@ class DatasetWriter:
             raise
 
 
-def read_dataset(folder: str | Path) -> Dataset:
-    """Read and verify a dataset folder.
+def read_dataset(folder: str | Path, *, between: bool = False) -> Dataset:
+    """Read and verify a dataset folder; ``between``: with what lies between decisions, where that was recorded.
 
     DataError (missing, empty, torn, of another layout) and ResourceError (not readable) tell the remedy.
     """
     folder = Path(folder)
     spec, info, shards, files = _read_header(folder)
+    spec = replace(spec, between=spec.between and between)
     records: list[Record] = []
     for shard in range(shards):
         records.extend(_read_shard(folder, _stem(shard), spec, files))

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from buffers.batches import OutcomeBatch, StartBatch, WindowBatch
-from buffers.columns import IMAGE_PREFIX, Facts
+from buffers.columns import BETWEEN_PREFIX, IMAGE_PREFIX, PROPRIO_BETWEEN, Facts, frames_of, is_between
 from buffers.records import Images, RecordBatch
 from buffers.rows import Rows, RowStore
 from buffers.shelf import Item
@@ -41,6 +41,7 @@ def gather_windows(
         instructions=[fact.instruction for fact in facts],
         ids=ids,
         t=rows - start,
+        **_between(store, observed),
     )
 
 
@@ -64,6 +65,7 @@ def gather_starts(
         remaining=remaining,
         success_within=_success_within(facts, remaining, horizon),
         demonstration=np.array([fact.source == "demonstration" for fact in facts], np.bool_),
+        **_between(store, observed),
     )
 
 
@@ -84,17 +86,14 @@ def gather_records(store: RowStore, items: Sequence[Item]) -> RecordBatch:
     facts = [item.facts for item in items]
     longest = int(lengths.max())
     columns: dict[str, NDArray[Any]] = {}
-    for column in store.columns:
+    for column in (column for column in store.columns if not is_between(column.name)):
         offsets = np.arange(longest + int(column.observed))
         inside = offsets < (lengths + int(column.observed))[:, None]
         padded = store.arrays[column.name][_clip(start[:, None] + offsets, start, start + lengths)]
         padded[~inside] = 0
         columns[column.name] = padded
-    images = {
-        name.removeprefix(IMAGE_PREFIX): columns.pop(name)
-        for name in list(columns)
-        if name.startswith(IMAGE_PREFIX)
-    }
+    images = frames_of(columns, IMAGE_PREFIX)
+    rest = {name: array for name, array in columns.items() if not name.startswith(IMAGE_PREFIX)}
     return RecordBatch(
         images=images,
         instructions=[fact.instruction for fact in facts],
@@ -104,7 +103,7 @@ def gather_records(store: RowStore, items: Sequence[Item]) -> RecordBatch:
         success=np.array([fact.success for fact in facts]),
         imagined=np.array([fact.source == "imagined" for fact in facts]),
         episode_ids=np.array([fact.episode_id for fact in facts], np.int64),
-        **columns,
+        **rest,
     )
 
 
@@ -139,10 +138,17 @@ def _spans(array: NDArray[Any] | SpilledColumn, rows: Rows) -> NDArray[Any]:
 
 
 def _frames(store: RowStore, rows: Rows) -> Images:
+    return {name: _spans(array, rows) for name, array in frames_of(store.arrays, IMAGE_PREFIX).items()}
+
+
+def _between(store: RowStore, rows: Rows) -> dict[str, Any]:
+    """What lies before each of ``rows``, where it is kept."""
+    if PROPRIO_BETWEEN not in store.arrays:
+        return {}
+    frames = frames_of(store.arrays, BETWEEN_PREFIX)
     return {
-        name.removeprefix(IMAGE_PREFIX): _spans(array, rows)
-        for name, array in store.arrays.items()
-        if name.startswith(IMAGE_PREFIX)
+        "between": {name: _spans(array, rows) for name, array in frames.items()},
+        "proprio_between": _spans(store.arrays[PROPRIO_BETWEEN], rows),
     }
 
 

@@ -5,7 +5,7 @@ Shape letters: T decisions, K actions per chunk, D action dimensions, P proprio 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -41,6 +41,8 @@ class RecordSpec:
     """Action tokens per dimension."""
     max_decisions: int
     """Longest episode, in decisions."""
+    between: bool = False
+    """Frames and proprio of the env steps between two decisions are kept as well."""
 
     def to_json(self) -> dict[str, object]:
         """As JSON types; ``from_json`` is the inverse."""
@@ -52,6 +54,7 @@ class RecordSpec:
             "action_dim": self.action_dim,
             "bins": self.bins,
             "max_decisions": self.max_decisions,
+            "between": self.between,
         }
 
     @staticmethod
@@ -109,6 +112,11 @@ class Record:
     reward_model_version: int = 0
     extra: dict[str, float] = field(default_factory=dict)
     """Small facts for metrics, for example whether the real continuation succeeded."""
+    between: Images = field(default_factory=dict)
+    """camera: ``[T+1, R-1, H, W, 3]`` uint8, where the spec has them: what the env steps before each observation showed since
+    the decision before. Where an episode ended inside its chunk, and where it starts, the observation itself is repeated."""
+    proprio_between: NDArray[np.float32] | None = None
+    """``[T+1, R-1, P]``, likewise."""
 
     @property
     def length(self) -> int:
@@ -155,6 +163,7 @@ class Record:
         ]
         for camera, (height, width) in spec.cameras.items():
             wanted.append((f"images[{camera}]", self.images[camera], (T + 1, height, width, 3), np.uint8))
+        wanted += self._wanted_between(spec, where)
         for name, array, shape, dtype in wanted:
             if not isinstance(array, np.ndarray):
                 raise DataError(f"{name} is {type(array).__name__}", where=where, remedy="give a numpy array")
@@ -170,6 +179,29 @@ class Record:
             raise DataError("versions decrease within the record", where=where, remedy="drop this record")
         if self.tokens.min() < 0 or self.tokens.max() >= spec.bins:
             raise DataError(f"tokens outside 0..{spec.bins - 1}", where=where, remedy="re-encode the actions")
+
+    def _wanted_between(
+        self, spec: RecordSpec, where: str
+    ) -> list[tuple[str, NDArray[np.generic], tuple[int, ...], type]]:
+        if not spec.between:
+            if self.between or self.proprio_between is not None:
+                raise DataError("record has frames between decisions", where=where, remedy="leave them out")
+            return []
+        if set(self.between) != set(spec.cameras) or self.proprio_between is None:
+            raise DataError(
+                f"record has frames between decisions of {sorted(self.between) or 'no camera'}", where=where,
+                remedy=f"give those of {sorted(spec.cameras)}, and proprio_between",
+            )  # fmt: skip
+        rows = (len(self.tokens) + 1, spec.replan - 1)
+        frames: list[tuple[str, NDArray[np.generic], tuple[int, ...], type]] = [
+            (f"between[{camera}]", self.between[camera], (*rows, *size, 3), np.uint8)
+            for camera, size in spec.cameras.items()
+        ]
+        return [*frames, ("proprio_between", self.proprio_between, (*rows, spec.proprio_dim), np.float32)]
+
+    def without_between(self) -> Record:
+        """The same without what lies between its decisions."""
+        return replace(self, between={}, proprio_between=None)
 
     def _check_facts(self, where: str) -> None:
         for name, kinds in FACTS.items():

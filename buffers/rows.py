@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from buffers.columns import IMAGE_PREFIX, Arrays, Column, columns
+from buffers.columns import Arrays, Column, columns, holds_frames
 from buffers.records import RecordSpec
 from buffers.spill import SpilledColumn
 from configs.errors import ReplayError
@@ -29,7 +29,7 @@ def row_bytes(spec: RecordSpec) -> int:
 
 def frame_bytes(spec: RecordSpec) -> int:
     """Of them in frames."""
-    return sum(column.row_bytes for column in columns(spec) if column.name.startswith(IMAGE_PREFIX))
+    return sum(column.row_bytes for column in columns(spec) if holds_frames(column.name))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class RowStore:
 
 
 def _allocate(column: Column, capacity: int, spill: Spill | None) -> NDArray[Any] | SpilledColumn:
-    if spill is None or not column.name.startswith(IMAGE_PREFIX):
+    if spill is None or not holds_frames(column.name):
         return np.empty((capacity, *column.shape), column.dtype)
     return SpilledColumn(
         capacity, column.shape, column.dtype, in_memory=spill.rows_in_memory, folder=spill.folder

@@ -25,6 +25,9 @@ Optimizer = Literal["adamw", "soap"]
 class ObsModelConfig:
     """M_obs: diffusion model of the next decision's frame and proprio, after DIAMOND (arXiv:2405.12399) and EDM."""
 
+    step: Literal["decision", "env_step"] = "decision"
+    """What one step of the model is: a whole decision, or each of its executed actions, as in DIAMOND. The latter wants the
+    frames between decisions (``frames_between`` of ``platform.demos``), which a run then keeps itself."""
     fold: Annotated[int, Field(ge=1, le=4)] = 2
     """Pixels folded into channels along each axis before the U-Net."""
     channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 48])
@@ -43,7 +46,7 @@ class ObsModelConfig:
     compiled: bool = False
     """Run the U-Net through torch.compile: the first passes take minutes, so for long runs only."""
     history: PositiveInt = 1
-    """Frames that condition the prediction, L."""
+    """Frames that condition the prediction, L: of the last L steps of the model."""
     target: Literal["residual", "frame"] = "residual"
     """What is diffused: the change from the last frame, or the frame itself."""
     sigma_data: PositiveFloat = 0.25
@@ -72,7 +75,8 @@ class ObsModelConfig:
     conditioning_noise: NaturalFloat = 0.02
     """Deviation of noise added to the conditioning frames in training."""
     rollout_steps: PositiveInt = 5
-    """Longest chain of own predictions that a training window is conditioned on (multi-step training)."""
+    """Longest chain of own predictions, in steps of the model, that a training window is conditioned on (multi-step
+    training)."""
     rollout_start: NaturalInt = 600
     """Updates of one-step training before the chains begin."""
     batch: PositiveInt = 48

@@ -151,6 +151,9 @@ class DemosConfig:
         ]
     )
     """Mixture of demonstrators: models need failures and odd states as much as successes."""
+    frames_between: bool = False
+    """Keep what the env steps inside a decision showed too, for ``world_model.obs_model.step=env_step``: ``policy.replan``
+    times the size. Other models leave it out."""
     env: EnvConfig = field(default_factory=TabletopConfig)
     policy: PolicyConfig = field(default_factory=SmallVLAConfig)
     """Only the action tokens (chunk, replan, bins) are used."""

@@ -66,12 +66,13 @@ class ExpertActor:
 
     def __init__(self, context: Context, arrays: Arrays | None) -> None:
         self._tokenizer = context.tokenizer
+        self._chunks = {"chunk": context.policy_config.chunk, "replan": context.policy_config.replan}
 
     def begin(self, env: DecisionEnv) -> None:
         """It sees the environment's state."""
         from .experts import make_expert
 
-        self._expert = make_expert(env)
+        self._expert = make_expert(env, **self._chunks)
         self._expert.begin(np.zeros(1, np.int64))
 
     def decide(

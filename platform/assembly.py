@@ -139,7 +139,10 @@ def _place_policy_learner(
 def _env(config: TrainConfig, slots: int) -> DecisionEnv:
     from .envs import make_env
 
-    return make_env(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
+    return make_env(
+        config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan,
+        between=config.world_model.obs_model.step == "env_step",
+    )  # fmt: skip
 
 
 def _place_inference(host: Host, config: TrainConfig, context: Context, services: Services) -> dict[str, Any]:

@@ -76,7 +76,22 @@ class Context:
             action_dim=spec.action_dim,
             bins=policy.bins,
             max_decisions=-(-spec.max_episode_steps // policy.replan),
+            between=self.model_steps > 1,
         )
+
+    @property
+    def model_steps(self) -> int:
+        """Steps of M_obs in a decision."""
+        return self.policy_config.replan if self.world_model_config.obs_model.step == "env_step" else 1
+
+    @property
+    def history(self) -> int:
+        """Observations of decisions that M_obs looks back on, the present one among them."""
+        return self.decisions_of(self.world_model_config.obs_model.history)
+
+    def decisions_of(self, steps: int) -> int:
+        """Decisions that hold so many steps of M_obs."""
+        return -(-steps // self.model_steps)
 
     @cached_property
     def policy_spec(self) -> PolicySpec:
@@ -125,6 +140,7 @@ class Context:
             bins=policy.bins,
             num_words=self.vocabulary.num_words,
             instruction_length=self.vocabulary.length,
+            model_steps=self.model_steps,
         )
 
     def make_policy(self) -> Policy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,21 +47,23 @@ def read_any(folder: str | Path, context: Context, *, gamma: float) -> Dataset:
     folder = Path(folder)
     kind = detect(folder)
     if kind == OURS:
-        return read_dataset(folder)
+        return read_dataset(folder, between=context.record_spec.between)
     if kind == EXPORT:
         exported = open_export(folder)
         return Dataset(exported.spec, exported.info, list(exported.records()))
     source = open_source(folder, Choices())
     spec = context.env_spec
     encode = context.tokenizer.encode
-    records = list(source_records(source, context.record_spec, encode, gamma=gamma))
+    # Other programs keep no frames between what they call steps.
+    record_spec = replace(context.record_spec, between=False)
+    records = list(source_records(source, record_spec, encode, gamma=gamma))
     warn_of_clipping(source, spec.action_low, spec.action_high)
     info = {
         "instructions": list(source.contents.instructions),
         "format": source.contents.format,
         "action_tokens": context.tokenizer.to_json(),
     }
-    return Dataset(context.record_spec, info, records)
+    return Dataset(record_spec, info, records)
 
 
 def open_export(folder: Path) -> ExportedRecords:

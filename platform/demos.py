@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from buffers.records import Record
 from configs.errors import EnvError
 from configs.libero import LiberoConfig
 from configs.loader import config_to_dict, load_config, to_yaml
+from configs.obs_model import ObsModelConfig
 from configs.schema import DemosConfig
 from configs.world_model import WorldModelConfig
 
@@ -78,7 +80,7 @@ class Demonstrator:
 
     def __init__(self, config: DemosConfig, context: Context, env: DecisionEnv) -> None:
         self._chunk, self._dim = config.policy.chunk, env.spec.action_dim
-        self._expert = make_expert(env)
+        self._expert = make_expert(env, chunk=config.policy.chunk, replan=config.policy.replan)
         self._tokenizer = context.tokenizer
         self._noise = np.array([level.action_noise for level in config.noise], np.float32)
         self._speed = np.array([level.speed for level in config.noise], np.float32)
@@ -131,6 +133,12 @@ def _normal(keys: NDArray[np.uint64], count: int) -> Floats:
     return normal
 
 
+def _context(config: DemosConfig) -> Context:
+    step: Literal["env_step", "decision"] = "env_step" if config.frames_between else "decision"
+    models = WorldModelConfig(obs_model=ObsModelConfig(step=step))
+    return Context(config.env, config.policy, models, config.seed, "cpu")
+
+
 class DemosCollector:
     """Runs episodes in ``slots`` slots of this process and hands each finished record, with its noise level, to ``add``.
 
@@ -141,8 +149,11 @@ class DemosCollector:
     def __init__(self, config: DemosConfig, slots: int, add: Callable[[Record, int], None]) -> None:
         self._config = config
         self._add = add
-        self.context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
-        self._env = make_env_here(config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan)
+        self.context = _context(config)
+        self._env = make_env_here(
+            config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan,
+            between=config.frames_between,
+        )  # fmt: skip
         self._demonstrator = Demonstrator(config, self.context, self._env)
         self._episodes: dict[int, EpisodeBuilder] = {}
         self._waiting: list[int] = []
@@ -215,7 +226,7 @@ def write_demos(config: DemosConfig, progress: Callable[[int], None] | None = No
             f"there is no scripted expert for env={config.env.kind}", where="env.kind",
             remedy="use env=tabletop, env=libero_object or env=libero_spatial",
         )  # fmt: skip
-    context = Context(config.env, config.policy, WorldModelConfig(), config.seed, "cpu")
+    context = _context(config)
     plain = config_to_dict(config)
     spec = context.env_spec
     info = {

@@ -26,6 +26,8 @@ class EpisodeBuilder:
     attempt: int = 0
     frames: dict[str, list[NDArray[np.uint8]]] = field(default_factory=dict)
     proprio: list[NDArray[np.float32]] = field(default_factory=list)
+    between: dict[str, list[NDArray[np.uint8]]] = field(default_factory=dict)
+    proprio_between: list[NDArray[np.float32]] = field(default_factory=list)
     tokens: list[NDArray[np.int16]] = field(default_factory=list)
     log_probs: list[NDArray[np.float32]] = field(default_factory=list)
     valid: list[NDArray[np.bool_]] = field(default_factory=list)
@@ -49,6 +51,10 @@ class EpisodeBuilder:
         for name, frames in observation.images.items():
             self.frames.setdefault(name, []).append(frames[row])
         self.proprio.append(observation.proprio[row])
+        for name, frames in (observation.between or {}).items():
+            self.between.setdefault(name, []).append(frames[row])
+        if observation.proprio_between is not None:
+            self.proprio_between.append(observation.proprio_between[row])
 
     def latest(self) -> Observation:
         """What the policy sees next, as one row, with the key of the decision that it asks for."""
@@ -94,6 +100,8 @@ class EpisodeBuilder:
             source=source,
             is_first=self.episode_id < 0,
             is_last=is_last,
+            between={name: np.stack(frames) for name, frames in self.between.items()},
+            proprio_between=np.stack(self.proprio_between) if self.proprio_between else None,
         )
 
     def cut(self) -> Record:
@@ -106,6 +114,8 @@ class EpisodeBuilder:
         self.past_steps += record.env_steps
         self.frames = {name: frames[-1:] for name, frames in self.frames.items()}
         self.proprio = self.proprio[-1:]
+        self.between = {name: frames[-1:] for name, frames in self.between.items()}
+        self.proprio_between = self.proprio_between[-1:]
         for column in (self.tokens, self.log_probs, self.valid, self.rewards, self.values, self.version):
             column.clear()
         return record
@@ -121,4 +131,5 @@ class EpisodeBuilder:
 
     def state(self) -> dict[str, Any]:
         """As a tree."""
-        return {**vars(self), "frames": {name: list(frames) for name, frames in self.frames.items()}}
+        copied = ("frames", "between")
+        return {**vars(self), **{key: {k: list(v) for k, v in vars(self)[key].items()} for key in copied}}

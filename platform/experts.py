@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from configs.errors import EnvError
 
 from .envs.base import DecisionEnv
+from .envs.between import FramesBetween
 
 Actions = NDArray[np.float32]
 Behave = Callable[[int, Actions], Actions]
@@ -35,11 +36,11 @@ class Expert(Protocol):
 class _Tabletop:
     noise: Actions = np.ones(3, np.float32)
 
-    def __init__(self, env: DecisionEnv) -> None:
+    def __init__(self, env: DecisionEnv, chunk: int, _replan: int) -> None:
         from .envs.decision import TabletopDecisionEnv
 
         assert isinstance(env, TabletopDecisionEnv)
-        self._env = env
+        self._env, self._chunk = env, chunk
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """It remembers nothing."""
@@ -47,18 +48,18 @@ class _Tabletop:
     def chunks(self, slots: NDArray[np.int64], behave: Behave) -> Actions:
         from .envs.expert import expert_chunks
 
-        return expert_chunks(self._env.worlds, slots, self._env.chunk, behave)
+        return expert_chunks(self._env.worlds, slots, self._chunk, behave)
 
 
-def _libero(env: DecisionEnv) -> Expert:
+def _libero(env: DecisionEnv, chunk: int, replan: int) -> Expert:
     from .envs.libero_env import LiberoDecisionEnv
     from .envs.libero_expert import LiberoExpert
 
     assert isinstance(env, LiberoDecisionEnv)
-    return LiberoExpert(env)
+    return LiberoExpert(env, chunk=chunk, replan=replan)
 
 
-_EXPERTS: dict[str, Callable[[DecisionEnv], Expert]] = {
+_EXPERTS: dict[str, Callable[[DecisionEnv, int, int], Expert]] = {
     "TabletopDecisionEnv": _Tabletop,
     "LiberoDecisionEnv": _libero,
 }
@@ -70,16 +71,18 @@ def has_expert(kind: str) -> bool:
     return kind in ("tabletop", "libero")
 
 
-def make_expert(env: DecisionEnv) -> Expert:
-    """The demonstrator of ``env``, which must hold its slots in this process.
+def make_expert(env: DecisionEnv, *, chunk: int, replan: int) -> Expert:
+    """The demonstrator of ``env``, which must hold its slots in this process, in chunks of K = ``chunk`` actions, of which ``replan`` are
+    executed.
 
     Raises:
         EnvError: there is none.
     """
+    env = env.env if isinstance(env, FramesBetween) else env
     name = type(env).__name__
     if name not in _EXPERTS:
         raise EnvError(
             f"there is no scripted expert for {env.spec.name}", where="env.kind",
             remedy="use env=tabletop, env=libero_object or env=libero_spatial",
         )  # fmt: skip
-    return _EXPERTS[name](env)
+    return _EXPERTS[name](env, chunk, replan)

@@ -38,7 +38,7 @@ def held_out_outcomes(
         from world_models.outcomes import imagine_outcomes
 
         windows = data.windows(
-            WINDOWS, config.obs_model.history, config.reward_model.imagined_steps, split="held_out",
+            WINDOWS, context.history, config.reward_model.imagined_steps, split="held_out",
             generator=fixed,
         )  # fmt: skip
         generator = torch.Generator(context.torch_device).manual_seed(0)
@@ -76,7 +76,8 @@ def open_loop_psnr(
     """DB of own predictions against real frames after 1, 2, … decisions, and of the first frame repeated."""
     import torch
 
-    from world_models.base import array_to_torch, frames_to_torch, normalized_actions
+    from world_models.base import array_to_torch, frames_to_torch
+    from world_models.env_steps import past_of
     from world_models.pictures import psnr
 
     device = next(model.parameters()).device
@@ -84,17 +85,17 @@ def open_loop_psnr(
     length = windows.proprio.shape[1] - steps
     real = model.pixels(frames_to_torch(windows.frames, device))
     words = torch.from_numpy(encode(windows.instructions)).to(device)
-    actions = normalized_actions(array_to_torch(windows.tokens, device), model.spec.bins)
+    tokens, valid = array_to_torch(windows.tokens, device), array_to_torch(windows.valid, device)
     generator = torch.Generator(device).manual_seed(0)
-    history, proprio = real[:, :length], array_to_torch(windows.proprio, device)[:, length - 1]
+    history, proprio = model.start(past_of(windows, np.arange(len(windows.mask))), device)
     still = model.frames(real[:, length - 1])
     result: dict[str, list[float]] = {"psnr_db": [], "psnr_copy_db": []}
     for step in range(steps):
         on = torch.from_numpy(windows.mask[:, step])
         if not bool(on.any()):
             break
-        history, proprio = model.open_loop(
-            history, proprio, actions[:, step : step + 1], words, generator=generator
+        history, proprio = model.decide(
+            history, proprio, tokens[:, step], words, generator=generator, valid=valid[:, step]
         )
         truth = model.frames(real[:, length + step])
         for name, seen in (("psnr_db", model.frames(history[:, -1])), ("psnr_copy_db", still)):

@@ -113,7 +113,7 @@ class Imagination:
             return False
         began = time.monotonic()
         starts = self._real.starts(
-            self._config.worlds, self._context.world_model_config.obs_model.history,
+            self._config.worlds, self._context.history,
             mix=self._config.starts, horizon=allowed.horizon,
         )  # fmt: skip
         trace = self._imagine(starts, allowed.horizon)

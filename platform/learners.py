@@ -194,13 +194,13 @@ def obs_model_learner(context: Context, real: Modelling, weights: Weights, board
     def validate() -> dict[str, Any]:
         if real.stats()["held_out_decisions"] == 0:
             return {}
-        steps = config.rollout_steps + 1
+        steps = context.decisions_of(config.rollout_steps + 1)
         losses = trainer.validation_loss(
-            real.windows(VALIDATION_WINDOWS, config.history, steps, split="held_out")
+            real.windows(VALIDATION_WINDOWS, context.history, steps, split="held_out")
         )
         return {"obs_model/val_loss": float(np.mean(losses)), "obs_model/val_loss_by_step": losses}
 
-    batches = ObsModelBatches(real, trainer, config.batch, config.history, prioritise=real.prioritise)
+    batches = ObsModelBatches(real, trainer, config.batch, context.history, prioritise=real.prioritise)
     return ModelLearner(
         OBS_MODEL, trainer, batches, validate, weights, board,
         every=config.every, burst=config.burst, validate_every=VALIDATE_EVERY,

@@ -107,7 +107,7 @@ class RewardModelBatches:
 
         self._context = context
         self._config = context.world_model_config.reward_model
-        self._history = context.world_model_config.obs_model.history
+        self._history = context.history
         self._real, self._obs_model, self._weights = real, obs_model, weights
         self._judge = judge if self._config.hard_negatives else None
         self._version = -1

@@ -45,9 +45,9 @@ class ModelWatch:
             published = self._weights.fetch(name, -1)
             assert published is not None
             load_arrays(model, published.arrays)
-        config, encode = self._context.world_model_config, self._context.vocabulary.encode
+        encode = self._context.vocabulary.encode
         threshold = self._reward_model.threshold
-        windows = self._real.windows(WINDOWS, config.obs_model.history, self._horizon, split="held_out")
+        windows = self._real.windows(WINDOWS, self._context.history, self._horizon, split="held_out")
         report = outcome_agreement(
             self._obs_model, self._reward_model, windows, encode=encode, threshold=threshold
         )

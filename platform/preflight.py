@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from buffers.backends import check_buffers, row_cost
+from buffers.backends import BufferName, check_buffers, row_cost, stored_spec
 from buffers.dataset import Dataset, peek_dataset
 from configs.errors import CheckpointError, ConfigError, DataError
 from configs.obs_model import ObsModelConfig
@@ -92,8 +93,14 @@ def check_dataset(dataset: Dataset, context: Context, where: str) -> None:
 
     Instructions are those of its episodes or, where only its header was read, those that its writer listed.
     """
+    if context.record_spec.between and not dataset.spec.between:
+        raise DataError(
+            "the dataset has no frames between decisions, which world_model.obs_model.step=env_step learns from",
+            where=where, remedy="record one with frames_between=true, or set step to decision",
+        )  # fmt: skip
+    # What it has beyond that is left out.
     context.record_spec.require(
-        dataset.spec,
+        replace(dataset.spec, between=context.record_spec.between),
         where=where,
         remedy="record one with this env and policy, or set env and policy to the dataset's",
     )
@@ -223,10 +230,11 @@ def _check_limiters(config: TrainConfig) -> None:
 
 
 def _check_capacity(
-    config: TrainConfig, buffer: BufferConfig, name: str, decisions: int, context: Context
+    config: TrainConfig, buffer: BufferConfig, name: BufferName, decisions: int, context: Context
 ) -> None:
     """A turn that does not fit is never gathered: samples would push each other out for ever."""
-    longest, row = context.record_spec.max_decisions, row_cost(context.record_spec, config.buffers, buffer)
+    spec = stored_spec(context.record_spec, name)
+    longest, row = spec.max_decisions, row_cost(spec, config.buffers, buffer)
     # A sample of T decisions takes T + 1 rows; one more sample must find room while the turn's are waiting.
     rows = decisions + -(-decisions // longest) + longest + 1
     if buffer.max_bytes < rows * row:

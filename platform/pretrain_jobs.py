@@ -168,13 +168,13 @@ def obs_model_job(
     )  # fmt: skip
     held_out = data.windows(
         WINDOWS,
-        config.history,
-        config.rollout_steps + 1,
+        context.history,
+        context.decisions_of(config.rollout_steps + 1),
         split="held_out",
         generator=np.random.default_rng(0),
     )
     draws = OfflineData(context, data)
-    batches = ObsModelBatches(draws, trainer, budget.batch or config.batch, config.history)
+    batches = ObsModelBatches(draws, trainer, budget.batch or config.batch, context.history)
 
     def validate() -> float:
         return float(np.mean(trainer.validation_loss(held_out)))

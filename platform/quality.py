@@ -68,8 +68,8 @@ def report_quality(
     obs_model, reward_model = context.make_obs_model().eval(), context.make_reward_model().eval()
     load_arrays(obs_model, models[OBS_MODEL])
     load_arrays(reward_model, models[REWARD_MODEL])
-    config, encode = context.world_model_config, context.vocabulary.encode
-    threshold, history = reward_model.threshold, config.obs_model.history
+    encode = context.vocabulary.encode
+    threshold, history = reward_model.threshold, context.history
     draw = {"split": "held_out", "generator": np.random.default_rng(0)}
     count = windows_within(context.record_spec, WINDOWS, history, horizon)
     reports = []
@@ -122,7 +122,7 @@ def held_out_films(
     from world_models.film import Film
     from world_models.quality import imagine_open_loop
 
-    history = context.world_model_config.obs_model.history
+    history = context.history
     count = windows_within(context.record_spec, FILM_WINDOWS, history, horizon)
     windows = real.windows(
         count, history, horizon, split="held_out", episode_start=True, generator=np.random.default_rng(1)

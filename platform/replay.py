@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from buffers.backends import stored_spec
 from buffers.reverb_server import serve
 from buffers.reverb_tables import table_specs
 from configs.errors import ResourceError
@@ -38,7 +39,7 @@ def run(argv: list[str]) -> int:
     _check_memory(config.buffers)
     tables = [
         *table_specs(spec, config.buffers.real, name="real", modelled=True),
-        *table_specs(spec, config.buffers.imagined, name="imagined", modelled=False),
+        *table_specs(stored_spec(spec, "imagined"), config.buffers.imagined, name="imagined", modelled=False),
     ]
     ends = {signal.SIGINT, signal.SIGTERM}
     # Before the server's threads are made: they inherit it.

@@ -165,7 +165,7 @@ class Runner:
         """Demonstrations of ``data``; checked against the run before anything starts."""
         if self._config.data is None:
             return []
-        dataset = read_dataset(self._config.data)
+        dataset = read_dataset(self._config.data, between=self._context.record_spec.between)
         check_dataset(dataset, self._context, self._config.data)
         self._progress.demonstration_steps = sum(record.env_steps for record in dataset.records)
         return dataset.records

@@ -35,6 +35,7 @@ class Trace:
     log_probs: list[NDArray[np.float32]] = field(default_factory=list)
     values: list[NDArray[np.float32]] = field(default_factory=list)
     rewards: list[NDArray[np.float32]] = field(default_factory=list)
+    executed: list[NDArray[np.int64]] = field(default_factory=list)
     lengths: NDArray[np.int64] = field(init=False)
     """``[B]``: decisions that count."""
     terminated: NDArray[np.bool_] = field(init=False)
@@ -60,6 +61,7 @@ class Trace:
         self.images.append(images)
         self.proprio.append(proprio)
         self.rewards.append(rewards.astype(np.float32))
+        self.executed.append(info["executed"])
         self.lengths += info["stepped"] & ~info["failed"] & ~info["uncertain"]
         self.terminated |= info["is_success"]
         self.failed |= info["failed"]
@@ -71,7 +73,7 @@ class Trace:
         proprio = np.stack(self.proprio, axis=1).astype(np.float32)
         tokens, log_probs = np.stack(self.tokens, axis=1), np.stack(self.log_probs, axis=1)
         values, rewards = np.stack(self.values, axis=1), np.stack(self.rewards, axis=1)
-        executed = np.arange(spec.chunk) < spec.replan
+        valid = np.arange(spec.chunk) < np.stack(self.executed, axis=1)[..., None]
         records = []
         for number, row in enumerate(np.flatnonzero(self.lengths > 0)):
             T = int(self.lengths[row])
@@ -82,7 +84,7 @@ class Trace:
                     instruction=starts.instructions[row],
                     tokens=tokens[row, :T],
                     log_probs=log_probs[row, :T],
-                    valid=np.tile(executed, (T, 1)),
+                    valid=valid[row, :T],
                     rewards=rewards[row, :T],
                     values=values[row, :T],
                     version=np.full(T, makers.policy, np.int32),

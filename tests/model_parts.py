@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,12 @@ class Windows:
     frames: dict[str, NDArray[np.uint8]]
     proprio: NDArray[np.float32]
     tokens: NDArray[np.int16]
+    valid: NDArray[np.bool_]
     mask: NDArray[np.bool_]
     instructions: list[str]
     success_within: NDArray[np.bool_]
+    between: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    proprio_between: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -73,6 +76,7 @@ def make_windows(
         },
         proprio=rng.random((rows, length, spec.proprio_dim), dtype=np.float32),
         tokens=rng.integers(0, spec.bins, (rows, steps, spec.chunk, spec.action_dim)).astype(np.int16),
+        valid=np.tile(np.arange(spec.chunk) < spec.replan, (rows, steps, 1)),
         mask=np.ones((rows, steps), np.bool_),
         instructions=["1 2"] * rows,
         success_within=np.zeros((rows, steps + 1), np.bool_),

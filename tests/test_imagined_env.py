@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,22 @@ class Brightness(RewardModel):
         return frames["top"][:, 0, 0, 0].float() / 200
 
 
-def start(levels: list[int]) -> tuple[dict[str, NDArray[np.uint8]], NDArray[np.float32], list[str]]:
+@dataclass
+class Levels:
+    """Starts."""
+
+    frames: dict[str, NDArray[np.uint8]]
+    proprio: NDArray[np.float32]
+    instructions: list[str]
+    between: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    proprio_between: NDArray[np.float32] | None = None
+
+
+def start(levels: list[int]) -> Levels:
     """Worlds of one grey level each."""
     frames = np.zeros((len(levels), 1, 16, 16, 3), np.uint8)
     frames[:] = np.array(levels, np.uint8)[:, None, None, None, None]
-    return {"top": frames}, np.zeros((len(levels), 1, 2), np.float32), ["1"] * len(levels)
+    return Levels({"top": frames}, np.zeros((len(levels), 1, 2), np.float32), ["1"] * len(levels))
 
 
 def tokens(values: list[int]) -> NDArray[np.int16]:
@@ -76,7 +88,7 @@ def test_rewards_termination_and_compaction_by_hand() -> None:
     """Levels 40 and 0: the first succeeds in the second step and leaves the forward pass."""
     obs = Brightening()
     env = worlds(obs)
-    first = env.reset(*start([40, 0]))
+    first = env.reset(start([40, 0]))
     np.testing.assert_allclose(env.probabilities, [0.2, 0.0])
     assert first.images["top"].shape == (2, 16, 16, 3)
     one = env.step(tokens([2, 1]))
@@ -99,7 +111,7 @@ def test_rewards_termination_and_compaction_by_hand() -> None:
 def test_rewards_telescope_to_the_change_of_probability() -> None:
     """Whatever happens in between."""
     env = worlds()
-    env.reset(*start([10, 30, 50]))
+    env.reset(start([10, 30, 50]))
     before = env.probabilities
     total = sum(env.step(tokens([1, 0, 1])).rewards for _ in range(2))
     np.testing.assert_allclose(total, env.probabilities - before, atol=1e-6)
@@ -108,7 +120,7 @@ def test_rewards_telescope_to_the_change_of_probability() -> None:
 def test_success_earns_one_when_the_threshold_is_reached() -> None:
     """Levels 40 and 0: only the step that passes 100 earns anything, whatever the probability does before."""
     env = worlds(reward="success")
-    env.reset(*start([40, 0]))
+    env.reset(start([40, 0]))
     assert env.step(tokens([2, 1])).rewards.tolist() == [0.0, 0.0]
     assert env.step(tokens([3, 0])).rewards.tolist() == [1.0, 0.0]
     assert env.step(tokens([3, 3])).rewards.tolist() == [0.0, 0.0]
@@ -118,7 +130,7 @@ def test_no_world_left_is_no_forward() -> None:
     """All have ended: nothing moves."""
     obs = Brightening()
     env = worlds(obs)
-    env.reset(*start([90]))
+    env.reset(start([90]))
     env.step(tokens([1]))
     assert not env.running.any()
     result = env.step(tokens([1]))
@@ -130,7 +142,7 @@ def test_no_world_left_is_no_forward() -> None:
 def test_numbers_that_are_not_finite_fail_one_world_only() -> None:
     """It keeps its last good observation and takes no further part."""
     env = worlds(Brightening(break_row=1))
-    env.reset(*start([10, 20, 30]))
+    env.reset(start([10, 20, 30]))
     result = env.step(tokens([1, 1, 1]))
     assert result.failed.tolist() == [False, True, False]
     assert not result.terminated.any()
@@ -142,16 +154,16 @@ def test_numbers_that_are_not_finite_fail_one_world_only() -> None:
 
 def test_starts_that_do_not_fit_are_refused() -> None:
     """Camera, shape, dtype: one line each."""
-    frames, proprio, words = start([10])
-    env = worlds()
+    fits, env = start([10]), worlds()
+    frames = fits.frames["top"]
     with pytest.raises(DataError, match="cameras"):
-        env.reset({"side": frames["top"]}, proprio, words)
+        env.reset(replace(fits, frames={"side": frames}))
     with pytest.raises(DataError, match="start frames top"):
-        env.reset({"top": frames["top"][:, :, :8]}, proprio, words)
+        env.reset(replace(fits, frames={"top": frames[:, :, :8]}))
     with pytest.raises(DataError, match="start frames top are float32"):
-        env.reset({"top": frames["top"].astype(np.float32)}, proprio, words)  # type: ignore[dict-item]
+        env.reset(replace(fits, frames={"top": frames.astype(np.float32)}))  # type: ignore[dict-item]
     with pytest.raises(DataError, match="start proprio"):
-        env.reset(frames, proprio[:, 0], words)
+        env.reset(replace(fits, proprio=fits.proprio[:, 0]))
 
 
 def test_real_models_same_contract_and_exact_state() -> None:
@@ -159,15 +171,15 @@ def test_real_models_same_contract_and_exact_state() -> None:
     torch.manual_seed(0)
     obs, reward = ObservationModel(SPEC, obs_config()), RewardModel(SPEC, reward_config())
     w = make_windows(3, 1, 1)
-    real = {"top": w.frames["top"][:, :1]}, w.proprio[:, :1], w.instructions
+    real = Levels({"top": w.frames["top"][:, :1]}, w.proprio[:, :1], w.instructions)
     one = ImaginedWorlds(obs, reward, encode=encode, threshold=0.99, reward="change", seed=1)
     two = ImaginedWorlds(obs, reward, encode=encode, threshold=0.99, reward="change", seed=2)
-    first = one.reset(*real)
+    first = one.reset(real)
     assert np.array_equal(first.images["top"], w.frames["top"][:, 0])
     one.step(w.tokens[:, 0])
     two.load(one.state())
-    one.reset(*real)
-    two.reset(*real)
+    one.reset(real)
+    two.reset(real)
     a, b = one.step(w.tokens[:, 0]), two.step(w.tokens[:, 0])
     assert a.observation.images["top"].dtype == np.uint8
     assert a.observation.proprio.dtype == np.float32
@@ -202,7 +214,7 @@ def test_disagreeing_draws_end_a_world_before_the_step() -> None:
     env = ImaginedWorlds(
         obs, Brightness(), encode=encode, threshold=0.5, reward="success", seed=0, max_disagreement=0.05
     )
-    env.reset(*start([90, 90]))
+    env.reset(start([90, 90]))
     step = env.step(tokens([1, 1]))
     assert step.uncertain.tolist() == [True, False]
     assert step.terminated.tolist() == [False, True]

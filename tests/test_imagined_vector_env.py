@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from configs.errors import DataError, EnvError
 from tests.model_parts import SPEC, encode
-from tests.test_imagined_env import Brightening, Brightness, Doubtful, start
+from tests.test_imagined_env import Brightening, Brightness, Doubtful, Levels, start
 from world_models.base import normalized_actions
 from world_models.imagined_actions import make_actions
 from world_models.imagined_env import ImaginedWorlds
@@ -27,17 +27,8 @@ from world_models.imagined_vector_env import ImaginedVectorEnv
 WIDTH = SPEC.replan * SPEC.action_dim
 
 
-@dataclass
-class Levels:
-    """Starts of one grey level each."""
-
-    frames: dict[str, NDArray[np.uint8]]
-    proprio: NDArray[np.float32]
-    instructions: list[str]
-
-
 def levels(*values: int) -> Levels:
-    return Levels(*start(list(values)))
+    return start(list(values))
 
 
 def always(level: int) -> Any:
@@ -276,7 +267,7 @@ def test_mistakes_are_one_line() -> None:
         with pytest.raises(EnvError, match="reset_mask"):
             one.reset(options={"reset_mask": mask})
     with pytest.raises(DataError, match="start proprio"):
-        one.reset(options={"starts": Levels(start([1, 2])[0], np.zeros((2, 2), np.float32), ["1", "1"])})
+        one.reset(options={"starts": replace(start([1, 2]), proprio=np.zeros((2, 2), np.float32))})
     with pytest.raises(ValueError, match="nonsense"):
         env(1, mode="nonsense")
 

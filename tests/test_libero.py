@@ -151,7 +151,7 @@ def test_the_expert_s_chunk_does_what_it_foresaw_and_brings_the_object_into_the_
     from platform.experts import make_expert
 
     env.reset(SLOT, seeds(-1))
-    expert = make_expert(env)
+    expert = make_expert(env, chunk=env.chunk, replan=env.replan)
     expert.begin(SLOT)
     before = env.simulator(0).get_state()
     result = None

@@ -53,6 +53,13 @@ class ModelSpec:
     """Size of the instruction vocabulary, padding included."""
     instruction_length: int
     """Words of a padded instruction."""
+    model_steps: int = 1
+    """Steps of M_obs in a decision: 1, or R where each executed action is one."""
+
+    @property
+    def actions_per_step(self) -> int:
+        """Executed actions that one step of M_obs sees."""
+        return self.replan // self.model_steps
 
     def to_json(self) -> dict[str, object]:
         """As JSON types; ``from_json`` is the inverse."""

@@ -37,7 +37,7 @@ class Conditioner(nn.Module):
 
     def __init__(self, spec: ModelSpec, width: int, size: tuple[int, int]) -> None:
         super().__init__()
-        actions = spec.replan * spec.action_dim
+        actions = spec.actions_per_step * spec.action_dim
         self.num_maps = actions + 2 * spec.proprio_dim + 2
         self.words = nn.Embedding(spec.num_words, width, padding_idx=0)
         self.register_buffer("frequencies", torch.linspace(0.25, 4.0, NOISE_FEATURES // 2), persistent=False)

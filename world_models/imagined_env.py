@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.errors import DataError
-from world_models.base import Frames, InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.base import Frames, InstructionEncoder, frames_to_torch
 from world_models.disagreement import disagreement
+from world_models.env_steps import FinePast
 from world_models.obs_model import ObservationModel
 from world_models.reward_model import SuccessModel
 
@@ -49,6 +50,8 @@ class ImaginedStep:
     """``[B]``: the models gave numbers that are not finite; the row's step must not be used."""
     uncertain: NDArray[np.bool_]
     """``[B]``: two draws of the next frame disagreed, which ended the world; the row's step must not be used."""
+    executed: NDArray[np.int64]
+    """``[B]``: actions of the decision that were executed, fewer than R where success came inside it."""
 
 
 def success_reward(before: Tensor, after: Tensor, threshold: float) -> Tensor:
@@ -65,6 +68,21 @@ REWARDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "success": success_reward,
     "change": change_reward,
 }
+
+
+class Starts(FinePast, Protocol):
+    """Real observations that n worlds start from: T of decisions in a row, the present last."""
+
+    instructions: list[str]
+
+
+class _Seen(NamedTuple):
+    """What a step of M_obs is predicted from."""
+
+    history: Tensor
+    proprio: Tensor
+    actions: Tensor
+    instruction: Tensor
 
 
 class _Opened(NamedTuple):
@@ -125,36 +143,26 @@ class ImaginedWorlds:
         return self._probability.cpu().numpy().copy()
 
     @torch.no_grad()
-    def reset(
-        self, frames: Images, proprio: NDArray[np.float32], instructions: list[str]
-    ) -> ImaginedObservation:
-        """Start B worlds from real observations.
-
-        ``frames`` is {camera: uint8 ``[B, L, H, W, 3]``}, the present last; ``proprio`` ``[B, L, P]`` likewise.
-        Raises DataError where shapes are not the models'.
-        """
-        self._check(frames, proprio)
-        self._words, self._history, self._proprio, self._probability = self._open(
-            frames, proprio, instructions
-        )
-        self._instructions = list(instructions)
-        self._images = {name: frame[:, -1].copy() for name, frame in frames.items()}
-        self._running = np.ones(len(instructions), np.bool_)
+    def reset(self, starts: Starts) -> ImaginedObservation:
+        """Start B worlds from real observations. Raises DataError where shapes are not the models'."""
+        self._check(starts)
+        self._words, self._history, self._proprio, self._probability = self._open(starts)
+        self._instructions = list(starts.instructions)
+        self._images = {name: frame[:, -1].copy() for name, frame in starts.frames.items()}
+        self._running = np.ones(len(starts.instructions), np.bool_)
         return self.observe()
 
     @torch.no_grad()
-    def restart(
-        self, rows: Rows, frames: Images, proprio: NDArray[np.float32], instructions: list[str]
-    ) -> None:
+    def restart(self, rows: Rows, starts: Starts) -> None:
         """Start worlds ``rows`` ``[n]`` anew from n real observations; the others go on. As ``reset``."""
-        self._check(frames, proprio)
-        opened = self._open(frames, proprio, instructions)
+        self._check(starts)
+        opened = self._open(starts)
         index = torch.from_numpy(rows).to(self._device)
         self._words[index], self._history[index] = opened.words, opened.history
         self._proprio[index], self._probability[index] = opened.proprio, opened.probability
-        for name, frame in frames.items():
+        for name, frame in starts.frames.items():
             self._images[name][rows] = frame[:, -1]
-        for row, text in zip(rows.tolist(), instructions, strict=True):
+        for row, text in zip(rows.tolist(), starts.instructions, strict=True):
             self._instructions[row] = text
         self._running[rows] = True
 
@@ -172,13 +180,14 @@ class ImaginedWorlds:
         """Draw from ``seed`` from now on."""
         self._generator.manual_seed(seed)
 
-    def _open(self, frames: Images, proprio: NDArray[np.float32], instructions: list[str]) -> _Opened:
-        present = {name: frame[:, -1].copy() for name, frame in frames.items()}
-        words = torch.from_numpy(self.encode(list(instructions))).to(self._device)
+    def _open(self, starts: Starts) -> _Opened:
+        present = {name: frame[:, -1].copy() for name, frame in starts.frames.items()}
+        words = torch.from_numpy(self.encode(list(starts.instructions))).to(self._device)
+        history, proprio = self.obs_model.start(starts, self._device)
         return _Opened(
             words,
-            self.obs_model.pixels(frames_to_torch(frames, self._device)),
-            torch.from_numpy(proprio[:, -1].copy()).to(self._device),
+            history,
+            proprio,
             self.reward_model.probability(frames_to_torch(present, self._device), words),
         )
 
@@ -187,13 +196,15 @@ class ImaginedWorlds:
         """One decision in every running world; ``tokens`` ``[B, K, D]`` for all B (rows of ended worlds are ignored)."""
         stepped = self._running.copy()
         count = len(stepped)
-        rewards = np.zeros(count, np.float32)
+        rewards, taken = np.zeros(count, np.float32), np.zeros(count, np.int64)
         terminated, failed, uncertain = (np.zeros(count, np.bool_) for _ in range(3))
         rows = np.flatnonzero(stepped)
         if len(rows):
             index = torch.from_numpy(rows).to(self._device)
             before = self._probability[index]
-            finite, certain = self._advance(index, torch.from_numpy(tokens[rows]).to(self._device))
+            finite, certain, taken[rows] = self._advance(
+                index, torch.from_numpy(tokens[rows]).to(self._device)
+            )
             after = self._probability[index]
             failed[rows], uncertain[rows] = ~finite, finite & ~certain
             moved = finite & certain
@@ -201,39 +212,50 @@ class ImaginedWorlds:
             rewards[rows] = torch.where(torch.from_numpy(moved).to(before.device), earned, 0.0).cpu().numpy()
             terminated[rows] = (after >= self.threshold).cpu().numpy() & moved
             self._running = stepped & ~terminated & ~failed & ~uncertain
+        executed = taken * self.obs_model.spec.actions_per_step
         return ImaginedStep(
-            self.observe(), rewards, self.probabilities, stepped, terminated, failed, uncertain
+            self.observe(), rewards, self.probabilities, stepped, terminated, failed, uncertain, executed
         )
 
-    def _advance(self, index: Tensor, tokens: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Move worlds ``index`` on whose prediction is finite and certain. Returns which were finite, and certain."""
-        words, history = self._words[index], self._history[index]
-        actions = normalized_actions(tokens, self.obs_model.spec.bins)
-        pixels, proprio = self.obs_model.imagine(
-            history, self._proprio[index], actions, words, generator=self._generator
-        )
-        frames = self.obs_model.frames(pixels)
-        probability = self.reward_model.probability(frames, words)
-        finite = pixels.flatten(1).isfinite().all(1) & proprio.isfinite().all(1) & probability.isfinite()
-        certain = self._certain(index, actions, frames)
+    def _advance(
+        self, index: Tensor, tokens: Tensor
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
+        """Move worlds ``index`` on whose prediction is finite and certain. Returns which were finite, which certain, and how
+        many steps of the model each took: a world that succeeds inside a decision stops there.
+        """
+        words, history, proprio = self._words[index], self._history[index], self._proprio[index]
+        probability = self._probability[index].clone()
+        finite, certain, going = (torch.ones_like(index, dtype=torch.bool) for _ in range(3))
+        taken = torch.zeros_like(index)
+        for actions in self.obs_model.step_actions(tokens):
+            on = going.nonzero()[:, 0]
+            if not len(on):
+                break
+            seen = _Seen(history[on], proprio[on], actions[on], words[on])
+            pixels, after = self.obs_model.imagine(*seen, generator=self._generator)
+            frames = self.obs_model.frames(pixels)
+            judged = self.reward_model.probability(frames, words[on])
+            finite[on] = pixels.flatten(1).isfinite().all(1) & after.isfinite().all(1) & judged.isfinite()
+            certain[on] = self._certain(seen, frames)
+            history[on] = torch.cat([seen.history[:, 1:], pixels[:, None]], dim=1)
+            proprio[on], probability[on] = after, judged
+            taken[on] += 1
+            going = finite & certain & (probability < self.threshold)
         kept = finite & certain
         moved = index[kept]
-        self._history[moved] = torch.cat([history[:, 1:], pixels[:, None]], dim=1)[kept]
-        self._proprio[moved] = proprio[kept]
+        self._history[moved], self._proprio[moved] = history[kept], proprio[kept]
         self._probability[moved] = probability[kept]
         target = moved.cpu().numpy()
-        keep = kept.cpu().numpy()
-        for name, frame in frames.items():
-            self._images[name][target] = frame.cpu().numpy()[keep]
-        return finite.cpu().numpy(), certain.cpu().numpy()
+        if len(target):
+            for name, frame in self.obs_model.frames(history[kept][:, -1]).items():
+                self._images[name][target] = frame.cpu().numpy()
+        return finite.cpu().numpy(), certain.cpu().numpy(), taken.cpu().numpy()
 
-    def _certain(self, index: Tensor, actions: Tensor, frames: Frames) -> Tensor:
-        """Which of worlds ``index`` a second draw of the same step confirms, ``[n]`` bool."""
+    def _certain(self, seen: _Seen, frames: Frames) -> Tensor:
+        """Which worlds a second draw of the same step confirms, ``[n]`` bool."""
         if self._max_disagreement is None:
-            return torch.ones(len(index), dtype=torch.bool, device=self._device)
-        again, _ = self.obs_model.imagine(
-            self._history[index], self._proprio[index], actions, self._words[index], generator=self._generator
-        )
+            return torch.ones(len(seen.proprio), dtype=torch.bool, device=self._device)
+        again, _ = self.obs_model.imagine(*seen, generator=self._generator)
         return disagreement(frames, self.obs_model.frames(again)) <= self._max_disagreement
 
     def observe(self) -> ImaginedObservation:
@@ -244,31 +266,36 @@ class ImaginedWorlds:
             list(self._instructions),
         )
 
-    def _check(self, frames: Images, proprio: NDArray[np.float32]) -> None:
-        spec, rows = self.obs_model.spec, proprio.shape[0]
-        length = self.obs_model.config.history
+    def _check(self, starts: Starts) -> None:
+        spec, rows = self.obs_model.spec, starts.proprio.shape[0]
+        length = self.obs_model.lookback
         remedy = "use models, starts and policy of one environment"
-        if set(frames) != set(spec.cameras):
+        if set(starts.frames) != set(spec.cameras):
             raise DataError(
-                f"start has cameras {sorted(frames)}, M_obs {sorted(spec.cameras)}",
+                f"start has cameras {sorted(starts.frames)}, M_obs {sorted(spec.cameras)}",
                 where="imagination",
                 remedy=remedy,
             )
         for name, size in spec.cameras.items():
-            wanted = (rows, length, *size, 3)
-            if frames[name].shape != wanted or frames[name].dtype != np.uint8:
+            wanted, frames = (rows, length, *size, 3), starts.frames[name]
+            if frames.shape != wanted or frames.dtype != np.uint8:
                 raise DataError(
-                    f"start frames {name} are {frames[name].dtype}{list(frames[name].shape)}, not uint8{list(wanted)}",
+                    f"start frames {name} are {frames.dtype}{list(frames.shape)}, not uint8{list(wanted)}",
                     where="imagination",
                     remedy=remedy,
                 )
-        expected = (rows, length, spec.proprio_dim)
+        expected, proprio = (rows, length, spec.proprio_dim), starts.proprio
         if proprio.shape != expected or proprio.dtype != np.float32:
             raise DataError(
                 f"start proprio is {proprio.dtype}{list(proprio.shape)}, not float32{list(expected)}",
                 where="imagination",
                 remedy=remedy,
             )
+        if spec.model_steps > 1 and starts.proprio_between is None:
+            raise DataError(
+                "starts have no frames between decisions, which M_obs steps through", where="imagination",
+                remedy="record a dataset with frames_between=true, or use a model whose step is a decision",
+            )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """Random state; worlds live only within a segment."""

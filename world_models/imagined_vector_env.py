@@ -7,7 +7,7 @@ one from folders and registers it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from configs.errors import EnvError
 from world_models.base import ModelSpec
 from world_models.imagined_actions import Actions
-from world_models.imagined_env import Images, ImaginedObservation, ImaginedStep, ImaginedWorlds, Rows
+from world_models.imagined_env import ImaginedObservation, ImaginedStep, ImaginedWorlds, Rows, Starts
 
 Info = dict[str, Any]
 BatchObservation = dict[str, Any]
@@ -27,16 +27,6 @@ Stepped = tuple[BatchObservation, NDArray[np.float64], NDArray[np.bool_], NDArra
 PROPRIO, INSTRUCTION = "proprio", "instruction"
 """Keys of an observation beside the cameras' names."""
 FPS = 6
-
-
-class Starts(Protocol):
-    """Real observations that n worlds start from."""
-
-    frames: Images
-    """camera: ``[n, L, H, W, 3]`` uint8, the present last"""
-    proprio: NDArray[np.float32]
-    """``[n, L, P]``"""
-    instructions: list[str]
 
 
 StartSource = Callable[[int, np.random.Generator], Starts]
@@ -209,10 +199,10 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
                 f"{len(starts.instructions)} starts for {len(rows)} worlds", remedy="give one start per world"
             )
         if len(rows) == self.num_envs:
-            self.worlds.reset(starts.frames, starts.proprio, starts.instructions)
+            self.worlds.reset(starts)
             self._begun = True
         else:
-            self.worlds.restart(rows, starts.frames, starts.proprio, starts.instructions)
+            self.worlds.restart(rows, starts)
         self._age[rows] = 0
         self._terminated[rows] = self._truncated[rows] = False
 
@@ -249,12 +239,13 @@ class ImaginedVectorEnv(VectorEnv[BatchObservation, NDArray[Any], NDArray[Any]])
         """Gymnasium's vector infos: arrays over all worlds, and under ``_key`` which worlds have them."""
         present = np.zeros(self.num_envs, np.bool_)
         present[rows] = True
-        nowhere = np.zeros(self.num_envs, np.bool_)
+        nowhere, none = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.int64)
         facts = {
             "is_success": self._terminated if happened is None else happened.terminated,
             "stepped": nowhere if happened is None else happened.stepped,
             "failed": nowhere if happened is None else happened.failed,
             "uncertain": nowhere if happened is None else happened.uncertain,
+            "executed": none if happened is None else happened.executed,
             "success_probability": self.worlds.probabilities if happened is None else happened.probabilities,
         }
         info: Info = {}

@@ -14,10 +14,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from configs.obs_model import ObsModelConfig
-from world_models.base import Frames, ModelSpec, fold_frames, quantize, unfold_frames
+from world_models.base import (
+    Frames,
+    ModelSpec,
+    fold_frames,
+    frames_to_torch,
+    normalized_actions,
+    quantize,
+    unfold_frames,
+)
 from world_models.consistency import ConsistencyAim
 from world_models.denoiser import Conditions, Denoiser, ProprioHead
 from world_models.edm import draw_noise, draw_offset, draw_sigmas, karras_sigmas, precondition
+from world_models.env_steps import FinePast, fine_frames
 from world_models.samplers import SAMPLERS
 
 PROPRIO_WIDTH = 64
@@ -83,7 +92,7 @@ class ObservationModel(nn.Module):
     ) -> tuple[Float[Tensor, "B C h w"], Float[Tensor, "B P"]]:
         """Next pixels (on the grid of grey levels) and proprio; ``steps`` denoising steps, else the config's."""
         config = self.config
-        executed = actions[:, : self.spec.replan]
+        executed = actions[:, : self.spec.actions_per_step]
         next_proprio = self.proprio_head(proprio, executed)
         vector = self.denoiser.conditioner.vector(proprio, next_proprio, executed)
         conditions = Conditions(history.flatten(1, 2), vector, instruction)
@@ -100,6 +109,55 @@ class ObservationModel(nn.Module):
 
         x = SAMPLERS[config.sampler](denoise, x, sigmas, generator)
         return quantize(self._target_base(history) + x), next_proprio
+
+    def decide(
+        self,
+        history: Float[Tensor, "B L C h w"],
+        proprio: Float[Tensor, "B P"],
+        tokens: Int[Tensor, "B K D"],
+        instruction: Int[Tensor, "B W"],
+        *,
+        generator: torch.Generator,
+        valid: Bool[Tensor, "B K"] | None = None,
+    ) -> tuple[Float[Tensor, "B L C h w"], Float[Tensor, "B P"]]:
+        """History and proprio after a decision, in as many steps as the model makes of it. ``valid`` tells which actions were
+        executed where that is known: rows without a step's action stay as they are.
+        """
+        for step, actions in enumerate(self.step_actions(tokens)):
+            pixels, after = self.imagine(history, proprio, actions, instruction, generator=generator)
+            moved = torch.cat([history[:, 1:], pixels[:, None]], dim=1)
+            if self.spec.model_steps > 1 and valid is not None:
+                on = valid[:, step]
+                moved, after = (
+                    torch.where(on.view(-1, 1, 1, 1, 1), moved, history),
+                    torch.where(on[:, None], after, proprio),
+                )
+            history, proprio = moved, after
+        return history, proprio
+
+    def step_actions(self, tokens: Int[Tensor, "B K D"]) -> list[Float[Tensor, "B A D"]]:
+        """What each step of the model in a decision sees of its actions."""
+        actions = normalized_actions(tokens, self.spec.bins)
+        size = self.spec.actions_per_step
+        return (
+            [actions]
+            if self.spec.model_steps == 1
+            else list(actions[:, : self.spec.replan].split(size, dim=1))
+        )
+
+    @property
+    def lookback(self) -> int:
+        """Observations of decisions that hold the frames of ``history``."""
+        return -(-self.config.history // self.spec.model_steps)
+
+    def start(
+        self, seen: FinePast, device: torch.device
+    ) -> tuple[Float[Tensor, "B L C h w"], Float[Tensor, "B P"]]:
+        """History and proprio to imagine from, of observations in a row whose last one is the present."""
+        frames, proprio = (seen.frames, seen.proprio) if self.spec.model_steps == 1 else fine_frames(seen)
+        length = self.config.history
+        last = {name: frame[:, -length:] for name, frame in frames.items()}
+        return self.pixels(frames_to_torch(last, device)), torch.from_numpy(proprio[:, -1].copy()).to(device)
 
     @torch.no_grad()
     def predict(
@@ -235,7 +293,7 @@ class ObservationModel(nn.Module):
         sigma_next: Float[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
         """Loss of frame and proprio per row; ``sigma_next`` comes with ``aim``."""
-        executed = actions[:, : self.spec.replan]
+        executed = actions[:, : self.spec.actions_per_step]
         next_proprio = self.proprio_head(proprio, executed)
         # Smooth L1: where an episode ended inside a chunk the arm stopped early; the head cannot know and must
         # learn the full motion, not the mean of both.

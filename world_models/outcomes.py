@@ -10,14 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from configs.reward_model import RewardModelConfig
-from world_models.base import (
-    InstructionEncoder,
-    ModelSpec,
-    array_to_torch,
-    frames_to_torch,
-    normalized_actions,
-)
+from world_models.base import InstructionEncoder, ModelSpec, array_to_torch
 from world_models.calibration import judge_logits
+from world_models.env_steps import past_of
 from world_models.obs_model import ObservationModel
 from world_models.quality import JudgedWindows
 from world_models.reward_model import SuccessModel
@@ -66,11 +61,8 @@ def imagine_outcomes(
     """
     device = next(obs_model.parameters()).device
     steps = windows.mask.shape[1]
-    length = next(iter(windows.frames.values())).shape[1] - steps
-    past = {name: frame[:, :length] for name, frame in windows.frames.items()}
-    history = obs_model.pixels(frames_to_torch(past, device))
-    proprio = torch.from_numpy(windows.proprio[:, length - 1].copy()).to(device)
-    tokens = array_to_torch(windows.tokens, device)
+    history, proprio = obs_model.start(past_of(windows, np.arange(len(windows.mask))), device)
+    tokens, valid = array_to_torch(windows.tokens, device), array_to_torch(windows.valid, device)
     words = torch.from_numpy(encode(windows.instructions)).to(device)
     brought = windows.success_within[:, 1:] & ~windows.success_within[:, :-1]
     parts: list[LabelledFrames] = []
@@ -79,12 +71,10 @@ def imagine_outcomes(
         if not len(rows):
             break
         on = torch.from_numpy(rows).to(device)
-        actions = normalized_actions(tokens[on, step], obs_model.spec.bins)
-        pixels, proprio[on] = obs_model.imagine(
-            history[on], proprio[on], actions, words[on], generator=generator
+        history[on], proprio[on] = obs_model.decide(
+            history[on], proprio[on], tokens[on, step], words[on], generator=generator, valid=valid[on, step]
         )
-        history[on] = torch.cat([history[on][:, 1:], pixels[:, None]], dim=1)
-        frames = {name: frame.cpu().numpy() for name, frame in obs_model.frames(pixels).items()}
+        frames = {name: frame.cpu().numpy() for name, frame in obs_model.frames(history[on][:, -1]).items()}
         said = [windows.instructions[i] for i in rows]
         parts.append(OutcomeFrames(frames, said, brought[rows, step].astype(np.float32)))
     return OutcomeFrames.joined(parts)

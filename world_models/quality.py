@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from numpy.typing import NDArray
 
-from world_models.base import InstructionEncoder, frames_to_torch, normalized_actions
+from world_models.base import InstructionEncoder, frames_to_torch
+from world_models.env_steps import past_of
 from world_models.obs_model import ObservationModel
 from world_models.pictures import feature_distance, psnr, ssim
 from world_models.reliability import Reliability, reliability
@@ -136,23 +137,30 @@ def _imagine_rows(
     generator = torch.Generator(device).manual_seed(seed)
     words = torch.from_numpy(encode([windows.instructions[i] for i in rows])).to(device)
     tokens = torch.from_numpy(windows.tokens[rows]).to(device)
+    valid = torch.from_numpy(windows.valid[rows]).to(device)
     mask = torch.from_numpy(windows.mask[rows]).to(device)
-    past = frames_to_torch({name: frame[rows, :length] for name, frame in windows.frames.items()}, device)
-    history = obs_model.pixels(past)
-    proprio = torch.from_numpy(windows.proprio[rows, length - 1]).to(device)
-    present = {name: frame[:, -1].clone() for name, frame in past.items()}
+    history, proprio = obs_model.start(past_of(windows, rows), device)
+    present = {
+        name: frame.clone()
+        for name, frame in frames_to_torch(
+            {name: frame[rows, length - 1] for name, frame in windows.frames.items()}, device
+        ).items()
+    }
     frames = {name: [frame.cpu().numpy().copy()] for name, frame in present.items()}
     probabilities = [reward_model.probability(present, words).float().cpu().numpy()]
     for step in range(steps):
         on = mask[:, step].nonzero()[:, 0]
         probability = torch.zeros(len(rows), device=device)
         if len(on):
-            actions = normalized_actions(tokens[on, step], obs_model.spec.bins)
-            pixels, proprio[on] = obs_model.imagine(
-                history[on], proprio[on], actions, words[on], generator=generator
+            history[on], proprio[on] = obs_model.decide(
+                history[on],
+                proprio[on],
+                tokens[on, step],
+                words[on],
+                generator=generator,
+                valid=valid[on, step],
             )
-            history[on] = torch.cat([history[on][:, 1:], pixels[:, None]], dim=1)
-            seen = obs_model.frames(pixels)
+            seen = obs_model.frames(history[on][:, -1])
             probability[on] = reward_model.probability(seen, words[on]).float()
             for name, frame in seen.items():
                 present[name][on] = frame

@@ -15,6 +15,7 @@ from configs.obs_model import ObsModelConfig, Optimizer
 from configs.reward_model import RewardModelConfig
 from world_models.base import InstructionEncoder, array_to_torch, frames_to_torch, normalized_actions
 from world_models.consistency import ConsistencyAim, sample_loss
+from world_models.env_steps import StepWindows, step_windows
 from world_models.obs_model import ObservationModel
 from world_models.optimizers import OPTIMIZERS, load_into, state_of
 from world_models.reward_model import SuccessModel
@@ -40,9 +41,15 @@ class TransitionWindows(Protocol):
     """``[B, L+S, P]``"""
     tokens: NDArray[np.int16]
     """``[B, S, K, D]``"""
+    valid: NDArray[np.bool_]
+    """``[B, S, K]``: the action was executed."""
     mask: NDArray[np.bool_]
     """``[B, S]``: the record has this decision."""
     instructions: list[str]
+    between: Frames
+    """camera: ``[B, L+S, R-1, H, W, 3]``, where the buffer keeps what lies between decisions."""
+    proprio_between: NDArray[np.float32] | None
+    """``[B, L+S, R-1, P]``, likewise."""
 
 
 class LabelledFrames(Protocol):
@@ -189,13 +196,14 @@ class ObsModelTrainer(AveragedTrainer):
     @property
     def window_steps(self) -> int:
         """Decisions S that the next batch of windows should hold: 1 until chains begin."""
-        return self._config.rollout_steps + 1 if self.updates >= self._first_chain else 1
+        steps = self._config.rollout_steps + 1 if self.updates >= self._first_chain else 1
+        return -(-steps // self.model.spec.model_steps)
 
     def update(self, batch: TransitionWindows) -> dict[str, float]:
         """One optimizer step. Statistics: loss, image_loss, proprio_loss, chain, grad_norm, learning_rate, skipped."""
         chains = self.updates >= self._first_chain
         loss, stats, by_window = self.model.loss(
-            *self._tensors(batch),
+            *self._tensors(batch, skip=self._skip()),
             generator=self.generator,
             rollout_model=self.averaged if chains else None,
             aim=self._aim,
@@ -221,8 +229,20 @@ class ObsModelTrainer(AveragedTrainer):
             return untrained.validation_loss(frames, proprio, actions, mask, words)
         return sample_loss(untrained, None, untrained.pixels(frames), proprio, actions, mask, words)
 
-    def _tensors(self, batch: TransitionWindows) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
-        device = self.device
+    def _skip(self) -> int:
+        """A model of env steps has to learn from every one of a decision, not from the first alone."""
+        steps = self.model.spec.model_steps
+        if steps == 1:
+            return 0
+        return int(torch.randint(steps, (1,), generator=self.generator, device=self.device))
+
+    def _tensors(
+        self, windows: TransitionWindows, skip: int = 0
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
+        device, steps = self.device, self.model.spec.model_steps
+        batch: TransitionWindows | StepWindows = windows
+        if steps > 1:
+            batch = step_windows(windows, model_steps=steps, history=self._config.history, skip=skip)
         return (
             frames_to_torch(batch.frames, device),
             array_to_torch(batch.proprio, device),

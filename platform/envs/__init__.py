@@ -127,18 +127,37 @@ _KINDS: dict[type[Any], _Kind] = {
 }
 
 
-def make_env(config: EnvConfig, num_slots: int, *, chunk: int, replan: int) -> DecisionEnv:
-    """N slots that execute ``replan`` of ``chunk`` actions per decision.
+def make_env(
+    config: EnvConfig, num_slots: int, *, chunk: int, replan: int, between: bool = False
+) -> DecisionEnv:
+    """N slots that execute ``replan`` of ``chunk`` actions per decision; ``between`` keeps what is seen inside a chunk.
 
     Raises:
         EnvError: the environment cannot be made, or does not fit the contract.
     """
-    return _KINDS[type(config)].make(config, num_slots, chunk=chunk, replan=replan)
+    return _made(_KINDS[type(config)].make, config, num_slots, chunk, replan, between)
 
 
-def make_env_here(config: EnvConfig, num_slots: int, *, chunk: int, replan: int) -> DecisionEnv:
+def make_env_here(
+    config: EnvConfig, num_slots: int, *, chunk: int, replan: int, between: bool = False
+) -> DecisionEnv:
     """As ``make_env``, with every slot in this process and thread, for who has processes of their own."""
-    return _KINDS[type(config)].make_here(config, num_slots, chunk=chunk, replan=replan)
+    return _made(_KINDS[type(config)].make_here, config, num_slots, chunk, replan, between)
+
+
+def _made(
+    make: Callable[..., DecisionEnv],
+    config: EnvConfig,
+    num_slots: int,
+    chunk: int,
+    replan: int,
+    between: bool,
+) -> DecisionEnv:
+    if not between or replan == 1:
+        return make(config, num_slots, chunk=chunk, replan=replan)
+    from .between import FramesBetween
+
+    return FramesBetween(make(config, num_slots, chunk=1, replan=1), chunk=chunk, replan=replan)
 
 
 def env_spec(config: EnvConfig) -> EnvSpec:

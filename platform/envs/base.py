@@ -48,6 +48,10 @@ class Observation:
     instructions: list[str]
     keys: NDArray[np.int64] | None = None
     """``[n, 3]``: sample, attempt and decision that each row asks for; its sampling noise is drawn from them alone."""
+    between: Images | None = None
+    """camera: ``[n, R-1, H, W, 3]`` uint8 of the env steps since the decision before, where they are kept."""
+    proprio_between: NDArray[np.float32] | None = None
+    """``[n, R-1, P]``, likewise."""
 
     def take(self, index: NDArray[np.int64]) -> Observation:
         """Rows ``index``."""
@@ -56,6 +60,24 @@ class Observation:
             self.proprio[index],
             [self.instructions[i] for i in index],
             None if self.keys is None else self.keys[index],
+            None if self.between is None else {name: x[index] for name, x in self.between.items()},
+            None if self.proprio_between is None else self.proprio_between[index],
+        )
+
+    @staticmethod
+    def joined(parts: list[Observation]) -> Observation:
+        """One after the other; what only some of them have is left out."""
+        between = [part.between for part in parts if part.between is not None]
+        proprio = [part.proprio_between for part in parts if part.proprio_between is not None]
+        whole = len(between) == len(proprio) == len(parts)
+        return Observation(
+            {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images},
+            np.concatenate([part.proprio for part in parts]),
+            [text for part in parts for text in part.instructions],
+            between={name: np.concatenate([x[name] for x in between]) for name in between[0]}
+            if whole
+            else None,
+            proprio_between=np.concatenate(proprio) if whole else None,
         )
 
 
@@ -75,6 +97,25 @@ class StepResult:
     """``[n]``; never true together with ``terminated``."""
     success: NDArray[np.bool_]
     """``[n]``: success happened in this chunk."""
+
+    def take(self, index: NDArray[np.int64]) -> StepResult:
+        """Rows ``index``."""
+        return StepResult(
+            self.observation.take(index), self.rewards[index], self.valid[index], self.terminated[index],
+            self.truncated[index], self.success[index],
+        )  # fmt: skip
+
+    @staticmethod
+    def joined(parts: list[StepResult]) -> StepResult:
+        """One after the other."""
+        return StepResult(
+            Observation.joined([part.observation for part in parts]),
+            np.concatenate([part.rewards for part in parts]),
+            np.concatenate([part.valid for part in parts]),
+            np.concatenate([part.terminated for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+            np.concatenate([part.success for part in parts]),
+        )
 
     def chunk_rewards(self, gamma: float) -> NDArray[np.float32]:
         """``[n]``: rewards of the executed env steps, summed with the env-step discount ``gamma``.

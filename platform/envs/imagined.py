@@ -103,7 +103,7 @@ def make_imagined_vector_env(
     context = _context(values, seed=seed, device=device)
     source = BufferStarts(
         _buffer(context, data or values.get("data"), held_out),
-        context.world_model_config.obs_model.history,
+        context.history,
         _mix(starts),
         split,
     )

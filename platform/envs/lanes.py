@@ -121,9 +121,9 @@ class OverlappedEnv:
             self._tasks[answer.slot] = answer.task
         if started:
             seen = [answer.observation for answer in started if answer.observation is not None]
-            landed.append(Landed(_slots(started), _below(seen), None))
+            landed.append(Landed(_slots(started), Observation.joined(seen), None))
         if stepped:
-            result = _join(stepped)
+            result = StepResult.joined(stepped)
             rows = [answer for answer in answers if answer.result is not None]
             landed.append(Landed(_slots(rows), result.observation, result))
         return landed
@@ -133,12 +133,8 @@ class OverlappedEnv:
         (landed,) = self.ready(None)
         order = np.searchsorted(landed.slots, slots)
         result = landed.result
-        if result is not None:
-            result = StepResult(
-                result.observation.take(order), result.rewards[order], result.valid[order],
-                result.terminated[order], result.truncated[order], result.success[order],
-            )  # fmt: skip
-        return Landed(slots, landed.observation.take(order), result)
+        taken = None if result is None else result.take(order)
+        return Landed(slots, landed.observation.take(order), taken)
 
     def _checked(self, answer: _Answer) -> _Answer:
         if answer.error is None:
@@ -213,22 +209,3 @@ def _step(env: DecisionEnv, chunk: NDArray[np.float32]) -> _Answer:
 
 def _slots(answers: list[_Answer]) -> Slots:
     return np.array([answer.slot for answer in answers], np.int64)
-
-
-def _below(parts: list[Observation]) -> Observation:
-    return Observation(
-        {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images},
-        np.concatenate([part.proprio for part in parts]),
-        [text for part in parts for text in part.instructions],
-    )
-
-
-def _join(parts: list[StepResult]) -> StepResult:
-    return StepResult(
-        _below([part.observation for part in parts]),
-        np.concatenate([part.rewards for part in parts]),
-        np.concatenate([part.valid for part in parts]),
-        np.concatenate([part.terminated for part in parts]),
-        np.concatenate([part.truncated for part in parts]),
-        np.concatenate([part.success for part in parts]),
-    )

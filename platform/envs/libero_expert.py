@@ -247,8 +247,8 @@ class LiberoExpert:
     noise: NDArray[np.float32] = np.array([1, 1, 1, 0.5, 0.5, 0.5, 1], np.float32)
     """Turning by chance throws off a grasp more than moving by chance."""
 
-    def __init__(self, env: LiberoDecisionEnv) -> None:
-        self._env = env
+    def __init__(self, env: LiberoDecisionEnv, *, chunk: int, replan: int) -> None:
+        self._env, self._chunk, self._replan = env, chunk, replan
         self._episodes: dict[int, PickAndPlace] = {}
 
     def begin(self, slots: NDArray[np.int64]) -> None:
@@ -266,14 +266,14 @@ class LiberoExpert:
         env = self._env
         simulators = [env.simulator(int(slot)) for slot in slots]
         episodes = [self._episodes[int(slot)] for slot in slots]
-        actions = np.zeros((len(slots), env.chunk, env.spec.action_dim), np.float32)
+        actions = np.zeros((len(slots), self._chunk, env.spec.action_dim), np.float32)
         with ExitStack() as stack:
             for simulator in simulators:
                 stack.enter_context(simulator.undone())
-            for step in range(env.chunk):
+            for step in range(self._chunk):
                 wanted = np.stack([episode.action() for episode in episodes]).astype(np.float32)
                 actions[:, step] = np.clip(behave(step, wanted), -1, 1)
-                if step < env.replan:
+                if step < self._replan:
                     for simulator, action in zip(simulators, actions[:, step], strict=True):
                         simulator.step(action)
         return actions
