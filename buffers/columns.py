@@ -148,6 +148,6 @@ def split_record(record: Record) -> tuple[Arrays, Facts]:
 
 def join_record(arrays: Arrays, facts: Facts) -> Record:
     """The inverse of ``split_record``."""
-    rest = {name: array for name, array in arrays.items() if not holds_frames(name)}
+    rest: dict[str, Any] = {name: array for name, array in arrays.items() if not holds_frames(name)}
     images, between = frames_of(arrays, IMAGE_PREFIX), frames_of(arrays, BETWEEN_PREFIX)
     return Record(images=images, between=between, **rest, **facts.to_json())

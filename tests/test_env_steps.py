@@ -23,6 +23,7 @@ from buffers.memory import MemoryBuffer
 from buffers.records import Record
 from configs.env import TabletopConfig
 from configs.errors import DataError
+from configs.replay import ReverbConfig
 from configs.system import BufferConfig
 from tests.model_parts import SPEC, encode, make_windows, obs_config
 from tests.records_helper import make_record, make_spec
@@ -144,6 +145,35 @@ def test_what_lies_between_is_stored_and_drawn(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="frames between decisions"):
         record.check(plain)
     record.without_between().check(plain)
+
+
+def test_a_reverb_server_keeps_what_lies_between(tmp_path: Path) -> None:
+    """Windows as the server stores them, and longer ones cut from whole records."""
+    pytest.importorskip("reverb")
+    from buffers.reverb_buffer import ReverbBuffer
+
+    spec, reach = (
+        replace(make_spec(), between=True),
+        ReverbConfig(history=3, steps=4, chunk=2, timeout_s=20.0),
+    )
+    settings = BufferConfig(max_bytes=10**6, held_out=0.0)
+    buffer = ReverbBuffer(spec, settings, reach, seed=0, name="real", folder=tmp_path)
+    try:
+        for number in range(2):
+            buffer.append(between_record(number, 4))
+        for history, steps in ((2, 2), (3, 8)):
+            drawn = buffer.windows(32, history, steps)
+            assert drawn.proprio_between is not None
+            before = np.clip(drawn.proprio[..., 0] - 1, 0, None)
+            np.testing.assert_array_equal(drawn.proprio_between[..., -1, 0], before)
+            np.testing.assert_array_equal(
+                drawn.between["camera0"][..., 0, 0, 0], drawn.proprio_between[..., 0]
+            )
+        np.testing.assert_array_equal(
+            buffer.get(1).between["camera0"], between_record(1, 4).between["camera0"]
+        )
+    finally:
+        buffer.close()
 
 
 def windows(rows: int = 2, history: int = 1, steps: int = 2) -> Any:

@@ -6,12 +6,13 @@ Shape letters as in ``base``; N model steps of a window, M of them in a decision
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Frames = dict[str, NDArray[np.uint8]]
+Number = TypeVar("Number", np.uint8, np.float32)
 
 
 class FinePast(Protocol):
@@ -83,9 +84,10 @@ def fine_frames(past: FinePast) -> tuple[Frames, NDArray[np.float32]]:
     return frames, _woven(past.proprio_between, past.proprio)
 
 
-def _woven(between: NDArray[np.generic], present: NDArray[np.generic]) -> NDArray[np.generic]:
+def _woven(between: NDArray[Number], present: NDArray[Number]) -> NDArray[Number]:
     joined = np.concatenate([between, present[:, :, None]], axis=2)
-    return joined.reshape(joined.shape[0], -1, *joined.shape[3:])
+    woven: NDArray[Number] = joined.reshape(joined.shape[0], -1, *joined.shape[3:])
+    return woven
 
 
 def step_windows(windows: DecisionWindows, *, model_steps: int, history: int, skip: int = 0) -> StepWindows:

@@ -142,7 +142,7 @@ class ObservationModel(nn.Module):
         return (
             [actions]
             if self.spec.model_steps == 1
-            else list(actions[:, : self.spec.replan].split(size, dim=1))
+            else [actions[:, step : step + size] for step in range(0, self.spec.replan, size)]
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,9 @@ class LeRobotWriter:
                 raise DataError(
                     f"{height}x{width} frames fit no yuv420p video", where=f"camera {camera}", remedy="give lossless=true"
                 )  # fmt: skip
-        self._folder, self._spec, self._info, self._decode = folder, spec, info, decode
+        # A frame a decision: what lies between them has no place in such a dataset.
+        self._folder, self._spec = folder, replace(spec, between=False)
+        self._info, self._decode = info, decode
         self._fps, self._lossless = env_fps // spec.replan, lossless
         self._group = _Group(0, 0)
         self._tasks: list[str] = []
@@ -91,7 +93,7 @@ class LeRobotWriter:
         Raises:
             DataError: it is imagined or only a segment, or does not fit the spec.
         """
-        where = f"episode {len(self._episodes)}"
+        where, record = f"episode {len(self._episodes)}", record.without_between()
         record.check(self._spec, where=where)
         if record.source == "imagined" or not (record.is_first and record.is_last):
             what = "imagined" if record.source == "imagined" else "a segment of an episode"

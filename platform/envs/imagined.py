@@ -23,9 +23,9 @@ from configs.loader import config_from_dict
 from configs.models import ModelsConfig
 from configs.starts import StartsConfig
 from world_models.imagined_actions import ACTIONS, make_actions
-from world_models.imagined_env import REWARDS, ImaginedWorlds
+from world_models.imagined_env import REWARDS, ImaginedWorlds, Starts
 from world_models.imagined_single_env import ImaginedEnv
-from world_models.imagined_vector_env import ImaginedVectorEnv, Starts
+from world_models.imagined_vector_env import ImaginedVectorEnv
 
 from ..context import OBS_MODEL, REWARD_MODEL, Context, make_context
 from ..datasets import read_any
