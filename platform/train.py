@@ -5,23 +5,24 @@ imagined       the policy learns from imagination alone; real episodes only feed
                (with world_model.frozen=true there is no real environment at all)
 real+imagined  the policy learns from both
 
---dry-run prints the resolved config and the plan, and stops. run.resume=<run directory> continues a run.
+--dry-run prints the resolved config and the plan, and stops. run.resume=<run directory> continues a run: nothing else has to be
+given, and only run.stop, host, learner and buffers.reverb.address may be.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import ReverieError
-from configs.loader import config_from_yaml, load_config, to_yaml
+from configs.loader import load_config, to_yaml
 from configs.schema import TrainConfig
 
 from .checkpoint import read_checkpoint
 from .command import main
 from .plan import check_plan, plan_text
+from .resuming import resumed_config, resumed_folder
 from .run_folder import new_run_folder, remove_if_bare, require_run
 from .storage import disk_errors
 
@@ -30,9 +31,10 @@ log = logging.getLogger("reverie.train")
 
 def run(argv: list[str]) -> int:
     """Check everything, then run until the run's stop."""
+    resumed = resumed_folder(argv)
+    if resumed is not None:
+        return _resume(resumed, argv)
     config = load_config(TrainConfig, argv)
-    if config.run.resume is not None:
-        return _resume(config)
     check_plan(config)
     folder = new_run_folder(config.run)
     try:
@@ -44,19 +46,9 @@ def run(argv: list[str]) -> int:
         raise
 
 
-def _resume(asked: TrainConfig) -> int:
-    """The run goes on with its own config; of the new command line only ``run.stop``, the host, the ranks and where a Reverb
-    server now is count.
-    """
-    folder = Path(str(asked.run.resume))
+def _resume(folder: Path, argv: list[str]) -> int:
     require_run(folder)
-    stored = config_from_yaml(TrainConfig, folder / "config.yaml")
-    config = replace(
-        stored, host=asked.host, learner=asked.learner, run=replace(stored.run, stop=asked.run.stop)
-    )
-    if asked.buffers.reverb.address is not None:
-        moved = replace(stored.buffers.reverb, address=asked.buffers.reverb.address)
-        config = replace(config, buffers=replace(stored.buffers, reverb=moved))
+    config = resumed_config(folder, argv)
     check_plan(config)
     return run_in(folder, config, read_checkpoint(folder / "checkpoints"))
 
