@@ -196,6 +196,13 @@ class Context:
 
         return asdict(type(self._config_of(name))())
 
+    def default_spec(self, name: str) -> dict[str, Any]:
+        """What a model's spec says where nobody says anything."""
+        from dataclasses import MISSING, fields
+
+        spec = self.policy_spec if name == POLICY else self.model_spec
+        return {field.name: field.default for field in fields(spec) if field.default is not MISSING}
+
     def _config_of(self, name: str) -> Any:
         return {
             POLICY: self.policy_config,

@@ -108,6 +108,7 @@ def check_model(folder: Path, name: str, context: Context) -> None:
     ours = context.describe(name)
     # What a model's writer did not know yet, it did as the default does.
     stored["config"] = {**context.default_config(name), **stored["config"]}
+    stored["spec"] = {**context.default_spec(name), **stored["spec"]}
     require_same(ours, stored, folder, ignore=_FREE[name])
 
 
