@@ -9,6 +9,8 @@ from configs.schema import TrainConfig
 
 from .metrics import idle_ratio, joined
 
+LEAST_S = 0.05
+
 
 def metric_row(
     by_role: dict[str, dict[str, float]],
@@ -48,7 +50,7 @@ class ProgressLine:
     def __init__(self, config: TrainConfig, started: float) -> None:
         self._config = config
         self._started = started
-        self._last = (started, 0, 0)
+        self._last: tuple[float, int, int] | None = None
         self._first_turns: int | None = None
 
     def wall_s(self, now: float) -> float:
@@ -61,15 +63,15 @@ class ProgressLine:
         imagined = int(board.get("imagined_steps", 0))
         if self._first_turns is None:
             self._first_turns = turns
-        then, real_then, imagined_then = self._last
-        seconds = max(now - then, 1e-9)
+        # A resumed run begins with counts that took it no time.
+        then, real_then, imagined_then = self._last or (now, real, imagined)
         self._last = (now, real, imagined)
         parts = [
             f"turn {turns}/{self._config.run.stop.updates}",
-            f"real steps {real} (+{(real - real_then) / seconds:.0f}/s)",
+            f"real steps {real}{_rate(real - real_then, now - then)}",
         ]
         if imagined:
-            parts.append(f"imagined {imagined} (+{(imagined - imagined_then) / seconds:.0f}/s)")
+            parts.append(f"imagined {imagined}{_rate(imagined - imagined_then, now - then)}")
             parts.append(f"horizon {row.get('imagine/horizon', 0):.0f}")
         if "env/success_once" in row:
             parts.append(f"rollout success {row['env/success_once']:.2f}")
@@ -87,3 +89,8 @@ class ProgressLine:
             return "remaining time unknown"
         left = (self._config.run.stop.updates - turns) * (now - self._started) / done
         return f"{time.strftime('%M:%S', time.gmtime(max(0.0, left)))} left"
+
+
+def _rate(count: int, seconds: float) -> str:
+    """Nothing where too little time has passed for a rate to mean anything."""
+    return f" (+{count / seconds:.0f}/s)" if seconds > LEAST_S else ""

@@ -2,11 +2,14 @@ import json
 import pickle
 from pathlib import Path
 from platform.metrics import Averages, Count, Mean, joined
+from platform.progress import ProgressLine
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.loader import load_config
+from configs.schema import TrainConfig
 from configs.system import TrackConfig
 
 
@@ -178,3 +181,15 @@ def test_averages_cross_processes() -> None:
     moved.add({"loss": 2.0})
     kept.merge(moved)
     assert kept.take() == {"loss": pytest.approx(4 / 3)}
+
+
+def test_a_line_has_rates_only_where_time_has_passed() -> None:
+    """A resumed run begins with counts of before; the last two lines may fall on one moment."""
+    line = ProgressLine(load_config(TrainConfig, ["real+imagined"]), 10.0)
+    board = {"policy/turns": 40, "imagined_steps": 900}
+    assert line.text({"real_steps": 500}, board, 12.0).startswith(
+        "turn 40/200, real steps 500, imagined 900, horizon"
+    )
+    board["imagined_steps"] = 1100
+    assert "real steps 520 (+10/s), imagined 1100 (+100/s)" in line.text({"real_steps": 520}, board, 14.0)
+    assert "real steps 521, imagined 1100," in line.text({"real_steps": 521}, board, 14.0)
