@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buffers.columns import IMAGE_PREFIX, Facts, columns, join_record, split_record
+from buffers.columns import Facts, columns, holds_frames, join_record, split_record
 from buffers.records import Record, RecordBatch, RecordSpec
 from configs.errors import DataError
 from tests.records_helper import assert_same_record, make_record, make_spec
@@ -71,8 +71,8 @@ def test_length_is_bounded(length: int) -> None:
 
 
 def test_columns_and_facts_cover_every_field() -> None:
-    names = {column.name for column in columns(SPEC) if not column.name.startswith(IMAGE_PREFIX)}
-    assert names | {"images"} | {f.name for f in fields(Facts)} == {f.name for f in fields(Record)}
+    names = {column.name for column in columns(replace(SPEC, between=True)) if not holds_frames(column.name)}
+    assert names | {"images", "between"} | {f.name for f in fields(Facts)} == {f.name for f in fields(Record)}
 
 
 def test_splitting_and_joining_is_the_identity() -> None:
