@@ -78,7 +78,7 @@ def rate(work: Callable[[], Any], seconds: float) -> float:
 
 def tensors(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Actions and words of a batch."""
-    actions = normalized_actions(torch.from_numpy(batch.tokens[:, 0]), SPEC.bins)
+    actions = normalized_actions(torch.from_numpy(batch.tokens[:, 0]), SPEC.parts)
     return actions, torch.from_numpy(encode(batch.instructions))
 
 

@@ -141,6 +141,7 @@ class Context:
             num_words=self.vocabulary.num_words,
             instruction_length=self.vocabulary.length,
             model_steps=self.model_steps,
+            doubled_last=self.tokenizer.parts < policy.bins,
         )
 
     def make_policy(self) -> Policy:

@@ -43,6 +43,11 @@ class ActionTokenizer:
         return len(self.low)
 
     @property
+    def parts(self) -> int:
+        """Equal parts of the range that tokens stand for."""
+        return self.bins
+
+    @property
     def bin_width(self) -> NDArray[np.float32]:
         """``[D]``, env units; decoding errs by at most half of it inside the range."""
         return (self._bounds()[1] - self._bounds()[0]) / np.float32(self.bins)

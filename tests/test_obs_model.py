@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError, DataError
+from policies.openvla.actions import OpenVLATokenizer
+from policies.tokens import ActionTokenizer
 from tests.model_parts import SPEC, encode, make_windows, obs_config
 from world_models.base import ModelSpec, fold_frames, normalized_actions, quantize, unfold_frames
 from world_models.edm import precondition
@@ -75,6 +77,14 @@ def test_actions_are_bin_centres() -> None:
     """Four bins over [-1, 1]."""
     actions = normalized_actions(torch.tensor([[[0, 1, 2, 3]]]), 4)
     torch.testing.assert_close(actions, torch.tensor([[[-0.75, -0.25, 0.25, 0.75]]]))
+
+
+@pytest.mark.parametrize("kind", [ActionTokenizer, OpenVLATokenizer])
+def test_the_model_is_told_what_is_executed(kind: type[ActionTokenizer]) -> None:
+    """Also where one part of the range has two tokens."""
+    tokenizer, tokens = kind((-1.0, -1.0), (1.0, 1.0), 16), np.arange(16).repeat(2).reshape(16, 2)
+    told = normalized_actions(torch.from_numpy(tokens), tokenizer.parts)
+    np.testing.assert_allclose(told.numpy(), tokenizer.decode(tokens.astype(np.int16)), atol=1e-6)
 
 
 def test_an_untrained_model_nearly_copies() -> None:

@@ -48,13 +48,21 @@ class ModelSpec:
     """Actions of a chunk that are executed, R: only they can influence what comes next."""
     action_dim: int
     bins: int
-    """Action tokens per dimension, uniform between the bounds of the action."""
+    """Action tokens per dimension."""
     num_words: int
     """Size of the instruction vocabulary, padding included."""
     instruction_length: int
     """Words of a padded instruction."""
     model_steps: int = 1
     """Steps of M_obs in a decision: 1, or R where each executed action is one."""
+
+    doubled_last: bool = False
+    """The last two tokens stand for the same part of the range, as in OpenVLA's format."""
+
+    @property
+    def parts(self) -> int:
+        """Equal parts of an action's range that tokens stand for."""
+        return self.bins - int(self.doubled_last)
 
     @property
     def actions_per_step(self) -> int:
@@ -129,9 +137,11 @@ def quantize(pixels: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return pixels.add(1.0).mul_(127.5).round_().clamp_(0, 255).div_(127.5).sub_(1.0)
 
 
-def normalized_actions(tokens: Int[Tensor, "*batch K D"], bins: int) -> Float[Tensor, "*batch K D"]:
-    """Bin centres in units of the action range's half, in (-1, 1): ``2 (token + 1/2) / bins - 1``."""
-    return (tokens.float() + 0.5) * (2.0 / bins) - 1.0
+def normalized_actions(tokens: Int[Tensor, "*batch K D"], parts: int) -> Float[Tensor, "*batch K D"]:
+    """Centres of the parts of the range, in units of its half, in (-1, 1): ``2 (token + 1/2) / parts - 1``; tokens beyond the
+    last part stand for that.
+    """
+    return (tokens.clamp(max=parts - 1).float() + 0.5) * (2.0 / parts) - 1.0
 
 
 def coordinate_maps(height: int, width: int) -> Float[Tensor, "1 2 h w"]:

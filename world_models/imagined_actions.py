@@ -54,10 +54,10 @@ class ContinuousActions:
         return bool(np.isfinite(actions).all())
 
     def tokens(self, actions: NDArray[Any]) -> NDArray[np.int64]:
-        """``floor((action + 1) / 2 * bins)``, the inverse of ``normalized_actions``."""
-        bins = self._spec.bins
-        scaled = np.floor((np.asarray(actions, np.float64) + 1) / 2 * bins)
-        return _chunks(np.clip(scaled, 0, bins - 1).astype(np.int64), self._spec)
+        """``floor((action + 1) / 2 * parts)``, the inverse of ``normalized_actions``."""
+        parts = self._spec.parts
+        scaled = np.floor((np.asarray(actions, np.float64) + 1) / 2 * parts)
+        return _chunks(np.clip(scaled, 0, parts - 1).astype(np.int64), self._spec)
 
 
 def _chunks(executed: NDArray[np.int64], spec: ModelSpec) -> NDArray[np.int64]:

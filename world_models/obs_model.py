@@ -137,7 +137,7 @@ class ObservationModel(nn.Module):
 
     def step_actions(self, tokens: Int[Tensor, "B K D"]) -> list[Float[Tensor, "B A D"]]:
         """What each step of the model in a decision sees of its actions."""
-        actions = normalized_actions(tokens, self.spec.bins)
+        actions = normalized_actions(tokens, self.spec.parts)
         size = self.spec.actions_per_step
         return (
             [actions]

@@ -246,7 +246,7 @@ class ObsModelTrainer(AveragedTrainer):
         return (
             frames_to_torch(batch.frames, device),
             array_to_torch(batch.proprio, device),
-            normalized_actions(array_to_torch(batch.tokens, device), self.model.spec.bins),
+            normalized_actions(array_to_torch(batch.tokens, device), self.model.spec.parts),
             array_to_torch(batch.mask, device),
             torch.from_numpy(self._encode(batch.instructions)).to(device),
         )

@@ -35,6 +35,11 @@ class OpenVLATokenizer(ActionTokenizer):
         return {**super().to_json(), "scheme": self.scheme, "libero_gripper": self.libero_gripper}
 
     @property
+    def parts(self) -> int:
+        """One less than there are tokens: the last two stand for the same."""
+        return self.bins - 1
+
+    @property
     def bin_width(self) -> NDArray[np.float32]:
         """``[D]``, in the checkpoint's units."""
         low, high = self._bounds()
