@@ -162,6 +162,26 @@ def _override(kind: type, choices: dict[str, list[str]], text: str) -> str:
     return f"++{key}={value}"
 
 
+def parsed(text: str) -> Any:
+    """The value of one ``key=value`` as a command line means it. ConfigError when it cannot be read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return _parse(OverridesParser.create(), text).value()
+
+
+def _parse(parser: Any, text: str) -> Any:
+    from hydra.errors import HydraException
+
+    shown = text.lstrip("+")
+    key = shown.partition("=")[0]
+    try:
+        return parser.parse_override(text)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        remedy = f"quote special characters: '{key}=\"…\"'"
+        raise ConfigError(f"cannot read {shown!r}, {reason}", remedy=remedy) from None
+
+
 def _compose(base: str, overrides: list[str]) -> dict[str, Any]:
     """Values of ``base``.yaml with its groups and ``overrides``."""
     from hydra import compose, initialize_config_dir
@@ -172,16 +192,10 @@ def _compose(base: str, overrides: list[str]) -> dict[str, Any]:
 
     parser = OverridesParser.create()
     for text in overrides:
-        shown = text.lstrip("+")
-        key = shown.partition("=")[0]
-        try:
-            parsed = parser.parse_override(text)
-        except HydraException as error:
-            reason = str(error).splitlines()[0]
-            remedy = f"quote special characters: '{key}=\"…\"'"
-            raise ConfigError(f"cannot read {shown!r}, {reason}", remedy=remedy) from None
-        if parsed.is_sweep_override():
-            raise ConfigError(f"{shown} gives several values", remedy="give one, or write a list as [a,b]")
+        if _parse(parser, text).is_sweep_override():
+            raise ConfigError(
+                f"{text.lstrip('+')} gives several values", remedy="give one, or write a list as [a,b]"
+            )
     try:
         with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
             composed = OmegaConf.to_container(compose(config_name=base, overrides=overrides), resolve=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from configs.errors import ConfigError
-from configs.loader import config_from_dict, config_from_yaml, config_to_dict, load_config
+from configs.loader import config_from_dict, config_from_yaml, config_to_dict, load_config, parsed
 from configs.schema import TrainConfig
 
 RESUME = "run.resume"
@@ -40,7 +38,7 @@ def resumed_config(folder: Path, argv: list[str]) -> TrainConfig:
     values = config_to_dict(stored)
     # Choices among files first: what is said of their parts counts on top.
     for key in sorted(given, key=len):
-        path = key.split(".")
+        path = _path(key)
         has, wanted = _at(values, path), _wanted(key, given, _at(values, path), mode)
         if _is_free(key):
             _at(values, path[:-1])[path[-1]] = wanted
@@ -52,23 +50,20 @@ def resumed_config(folder: Path, argv: list[str]) -> TrainConfig:
 def _wanted(key: str, given: dict[str, str], has: Any, mode: str) -> Any:
     """What ``given[key]`` says."""
     if not isinstance(has, dict) and has is not _NOTHING:
-        return _same_kind(given[key].partition("=")[2], has)
+        return parsed(given[key])
     # A choice among YAML files: what it means, with what else is said of its section, or that there is none of the name.
-    section = [text for name, text in given.items() if name == key or name.startswith(f"{key}.")]
-    return _at(config_to_dict(load_config(TrainConfig, [mode, *section])), key.split("."))
+    path = _path(key)
+    section = [text for name, text in given.items() if _path(name)[: len(path)] == path]
+    return _at(config_to_dict(load_config(TrainConfig, [mode, *section])), path)
+
+
+def _path(key: str) -> list[str]:
+    """Groups of YAML files are written with a slash."""
+    return key.replace("/", ".").split(".")
 
 
 def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
-
-
-def _same_kind(text: str, has: Any) -> Any:
-    """What is written, as what the run has: 1e-4 is text for YAML."""
-    value = yaml.safe_load(text)
-    try:
-        return float(value) if isinstance(has, float) else value
-    except (TypeError, ValueError):
-        return value
 
 
 def _key(text: str) -> str:

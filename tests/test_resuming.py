@@ -18,6 +18,7 @@ def folder(tmp_path: Path) -> Path:
     """Of a run with settings of its own."""
     argv = ["imagined", "host=serial", "run.stop.updates=7", "algorithm.batch=64",
         "algorithm.micro_batch=32", "algorithm.learning_rate=1e-5", "run.seed=3",
+        "run.precision=no", "imagination/schedule=fixed", "imagination.schedule.horizon=2",
     ]  # fmt: skip
     (tmp_path / "config.yaml").write_text(to_yaml(load_config(TrainConfig, argv)))
     return tmp_path
@@ -51,12 +52,14 @@ def test_what_is_free_may_change_alone(folder: Path) -> None:
 def test_the_same_command_again_is_fine_and_another_is_refused(folder: Path) -> None:
     same = [
         "imagined", "algorithm.batch=64", "algorithm.learning_rate=1e-5", "env=tabletop", "run.seed=3", "preset=quickstart",
+        "run.precision=no", "imagination/schedule=fixed", "imagination.schedule.horizon=2",
         f"run.resume={folder}",
     ]  # fmt: skip
     assert resumed_config(folder, same).algorithm.batch == 64
     for argv, told in (
         (["algorithm.batch=32"], "algorithm.batch is 64 in the run, 32 on the command line"),
         (["env=tabletop_push"], "env is"),
+        (["imagination/schedule=linear"], "imagination/schedule is"),
         (["algorithm=ppo"], "algorithm is"),
         (["algorithm.bach=64"], "did you mean"),
     ):
