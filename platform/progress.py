@@ -72,7 +72,8 @@ class ProgressLine:
         ]
         if imagined:
             parts.append(f"imagined {imagined}{_rate(imagined - imagined_then, now - then)}")
-            parts.append(f"horizon {row.get('imagine/horizon', 0):.0f}")
+        if "imagine/horizon" in row:
+            parts.append(f"horizon {row['imagine/horizon']:.0f}")
         if "env/success_once" in row:
             parts.append(f"rollout success {row['env/success_once']:.2f}")
         if "imagine/success" in row:
