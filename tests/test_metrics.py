@@ -188,7 +188,7 @@ def test_a_line_has_rates_only_where_time_has_passed() -> None:
     line = ProgressLine(load_config(TrainConfig, ["real+imagined"]), 10.0)
     board = {"policy/turns": 40, "imagined_steps": 900}
     assert line.text({"real_steps": 500}, board, 12.0).startswith(
-        "turn 40/200, real steps 500, imagined 900, horizon"
+        "turn 40/200, real steps 500, imagined 900, remaining"
     )
     board["imagined_steps"] = 1100
     assert "real steps 520 (+10/s), imagined 1100 (+100/s)" in line.text({"real_steps": 520}, board, 14.0)
