@@ -28,8 +28,6 @@ from success_plot import new_plot, save_plot
 RESULTS = Path(__file__).parent / "results"
 MODES = ("real", "real+imagined")
 ENV = "env=tabletop_reach"
-SHARE = {"real": (), "real+imagined": ("mix.real_fraction=0.03125",)}
-"""A quarter of the preset's share of real decisions: what is quick by the clock is not what saves real steps."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def train(prepared: Path, folder: Path, mode: str, seed: int, size: Size, target
     if (run / "summary.json").is_file():
         return run
     command(
-        "train", mode, *quickstart(prepared, run, size), *SHARE[mode], f"run.seed={seed}", f"run.stop.updates={size.turns[mode]}",
+        "train", mode, *quickstart(prepared, run, size), f"run.seed={seed}", f"run.stop.updates={size.turns[mode]}",
         f"run.stop.success={min(0.99, target + 0.04)}",
     )  # fmt: skip
     return run
