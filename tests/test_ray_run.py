@@ -65,6 +65,10 @@ class Run:
         """Until the log tells of that many policy turns."""
         self.wait(lambda: self.turns() >= turns, f"turn {turns}")
 
+    def wait_for_checkpoints(self) -> None:
+        """A turn is told before its checkpoint is written; of two the runner knows the first."""
+        self.wait(lambda: len(list(self.folder.glob("checkpoints/0*"))) >= 2, "second checkpoint")
+
     def wait(self, reached: Callable[[], bool], what: str) -> None:
         """Until then, or until the run has ended."""
         deadline = time.monotonic() + LONG_S
@@ -175,7 +179,7 @@ def test_a_killed_role_ends_the_run_by_name(tmp_path: Path, victim: str) -> None
         "host.restarts=0",
         *ranks,
     )
-    run.wait_for_turns(3)
+    run.wait_for_checkpoints()
     os.kill(run.process_of(victim), signal.SIGKILL)
     code, _, err = run.end()
     assert code == 3, err

@@ -44,7 +44,7 @@ def check_goes_on(folder: Path) -> None:
 @pytest.mark.skipif(find_spec("reverb") is None, reason="dm-reverb is not installed")
 def test_a_run_outlives_its_reverb_server_and_resumes(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "real", *LONG, "buffers.backend=reverb")
-    run.wait_for_turns(2)
+    run.wait_for_checkpoints()
     servers = {
         folder: pid
         for pid, title in run.processes().items()
@@ -66,7 +66,7 @@ def test_a_run_outlives_its_reverb_server_and_resumes(tmp_path: Path) -> None:
 
 def test_a_run_whose_buffer_is_killed_says_what_is_lost_and_resumes(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "real", *LONG)
-    run.wait_for_turns(2)
+    run.wait_for_checkpoints()
     os.kill(run.process_of("b_real"), signal.SIGKILL)
     code, _, err = run.end()
     assert code == 3, err
