@@ -34,6 +34,7 @@ from .datasets import read_any
 from .model_card import CARD, PAGE, data_facts, together_page
 from .models import read_model, save_model
 from .preflight import check_dataset, check_machine
+from .resuming import resumed_folder
 from .run_folder import require_run
 from .storage import disk_errors, read_json
 from .weights import Arrays, load_arrays
@@ -99,25 +100,26 @@ def run(argv: list[str]) -> int:
 
 def _read_config(argv: list[str]) -> PretrainConfig:
     """Of the command line or, with ``run.resume``, of that folder: then only the model to pretrain is the command line's."""
-    prefix = "run.resume="
-    resume = next(
-        (text.lstrip("+")[len(prefix) :] for text in argv if text.lstrip("+").startswith(prefix)), ""
-    )
-    if not resume:
+    folder = resumed_folder(argv)
+    if folder is None:
         return load_config(PretrainConfig, argv)
     given = (text.lstrip("+").partition("=")[0] for text in argv if "=" in text)
     other = [key for key in given if key not in BESIDE_RESUME]
     if other:
         raise ConfigError(
             f"{other[0]} cannot be set when a pretraining goes on",
-            where=f"run.resume={resume}",
+            where=f"run.resume={folder}",
             remedy="drop it: the folder's own configuration holds; or start anew with another out=",
         )
-    require_run(Path(resume))
-    stored = config_from_yaml(PretrainConfig, Path(resume) / CONFIG)
+    require_run(folder)
+    stored = config_from_yaml(PretrainConfig, folder / CONFIG)
     asked = load_config(PretrainConfig, [*argv, f"data={json.dumps(stored.data)}"])
     return replace(
-        stored, what=asked.what, out=resume, parallel=asked.parallel, run=replace(stored.run, resume=resume)
+        stored,
+        what=asked.what,
+        out=str(folder),
+        parallel=asked.parallel,
+        run=replace(stored.run, resume=str(folder)),
     )
 
 

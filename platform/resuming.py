@@ -12,15 +12,15 @@ from configs.schema import TrainConfig
 RESUME = "run.resume"
 FREE = ("run.stop", "host", "learner", "buffers.reverb.address")
 """Where and how long it runs."""
-WITHOUT_MEANING = (RESUME, "run.dir", "mode")
-"""A run goes on in its own directory; whoever names a mode names it for the sake of the command line."""
+WITHOUT_MEANING = (RESUME, "run.dir")
+"""A run goes on in its own directory."""
 _NOTHING = object()
 
 
 def resumed_folder(argv: list[str]) -> Path | None:
-    """The run directory that a command line wants to go on with."""
-    named = [text.lstrip("+").removeprefix(f"{RESUME}=") for text in argv if _key(text) == RESUME]
-    return Path(named[-1]) if named and named[-1] not in ("", "null") else None
+    """The folder that a command line wants to go on with."""
+    named = [parsed(text) for text in argv if _key(text) == RESUME]
+    return Path(str(named[-1])) if named and named[-1] else None
 
 
 def resumed_config(folder: Path, argv: list[str]) -> TrainConfig:

@@ -31,11 +31,11 @@ log = logging.getLogger("reverie.train")
 
 def run(argv: list[str]) -> int:
     """Check everything, then run until the run's stop."""
-    resumed = resumed_folder(argv)
-    if resumed is not None:
-        return _resume(resumed, argv)
-    config = load_config(TrainConfig, argv)
+    begun = resumed_folder(argv)
+    config = _config(begun, argv)
     check_plan(config)
+    if begun is not None:
+        return run_in(begun, config, read_checkpoint(begun / "checkpoints"))
     folder = new_run_folder(config.run)
     try:
         with disk_errors(folder):
@@ -46,11 +46,12 @@ def run(argv: list[str]) -> int:
         raise
 
 
-def _resume(folder: Path, argv: list[str]) -> int:
-    require_run(folder)
-    config = resumed_config(folder, argv)
-    check_plan(config)
-    return run_in(folder, config, read_checkpoint(folder / "checkpoints"))
+def _config(begun: Path | None, argv: list[str]) -> TrainConfig:
+    """Of the command line, or of the run that goes on."""
+    if begun is None:
+        return load_config(TrainConfig, argv)
+    require_run(begun)
+    return resumed_config(begun, argv)
 
 
 class RunLog(logging.FileHandler):
@@ -88,7 +89,7 @@ def run_in(folder: Path, config: TrainConfig, resumed: tuple[int, dict[str, obje
 
 def dry_run(argv: list[str]) -> int:
     """The resolved config, and what would run."""
-    config = load_config(TrainConfig, argv)
+    config = _config(resumed_folder(argv), argv)
     check_plan(config)
     sys.stdout.write(to_yaml(config) + "\n" + plan_text(config))
     return 0

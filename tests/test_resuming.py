@@ -65,8 +65,20 @@ def test_the_same_command_again_is_fine_and_another_is_refused(folder: Path) -> 
     ):
         with pytest.raises(ConfigError, match=told):
             resumed_config(folder, [*argv, f"run.resume={folder}"])
-    with pytest.raises(ConfigError, match="mode is imagined in the run, real on the command line"):
-        resumed_config(folder, ["real", f"run.resume={folder}"])
+    for named in ("real", "mode=real"):
+        with pytest.raises(ConfigError, match="mode is imagined in the run, real on the command line"):
+            resumed_config(folder, [named, f"run.resume={folder}"])
+
+
+def test_a_dry_run_shows_the_configuration_that_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from platform.train import dry_run
+
+    assert dry_run([f"run.resume={folder}", "run.stop.updates=9"]) == 0
+    shown = capsys.readouterr().out
+    assert "mode: imagined" in shown
+    assert "updates: 9" in shown
 
 
 @pytest.mark.parametrize("text", ["run.resume=null", "run.resume=", "run.seed=1"])
