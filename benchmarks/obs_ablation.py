@@ -4,8 +4,8 @@
 
 Every arm pretrains an observation model and the reward model that goes with it on the same demonstrations, as many arms at
 once as there are cores, one thread each. Judged on the same held-out windows: from one real start, under the same actions,
-does success happen in both worlds? ``--quick``: three arms of models that learn nothing, in a minute. What is in ``--out`` is not done again.
-Prints a table and one JSON object as its last line; writes results/obs_ablation.json.
+does success happen in both worlds? ``--quick``: three arms of models that learn nothing, in a minute. What is in ``--out`` is
+not done again. Prints a table and one JSON object as its last line; writes results/obs_ablation.json.
 """
 
 from __future__ import annotations
