@@ -32,7 +32,6 @@ def stored_spec(spec: RecordSpec, name: BufferName) -> RecordSpec:
 def _memory(
     spec: RecordSpec, buffers: BuffersConfig, name: BufferName, *, seed: int, **_: Any
 ) -> ReplayBuffer:
-    spec = stored_spec(spec, name)
     return MemoryBuffer(spec, _parts(buffers)[name], seed=seed, name=name, spill_dir=buffers.spill_dir)
 
 
@@ -42,7 +41,7 @@ def _reverb(
     from buffers.reverb_buffer import ReverbBuffer
 
     return ReverbBuffer(
-        stored_spec(spec, name), _parts(buffers)[name], buffers.reverb, seed=seed, name=name,
+        spec, _parts(buffers)[name], buffers.reverb, seed=seed, name=name,
         folder=None if folder is None else folder / name, modelled=name == "real", keep=keep,
     )  # fmt: skip
 
@@ -157,7 +156,8 @@ def make_buffer(
     spec: RecordSpec, buffers: BuffersConfig, name: BufferName, *, seed: int, folder: Path | None, keep: int
 ) -> ReplayBuffer:
     """``B_real`` or ``B_img``. ``folder``: of the run, for what a backend keeps on disk; ``keep`` checkpoints of it."""
-    return BACKENDS[buffers.backend].make(spec, buffers, name, seed=seed, folder=folder, keep=keep)
+    stored = stored_spec(spec, name)
+    return BACKENDS[buffers.backend].make(stored, buffers, name, seed=seed, folder=folder, keep=keep)
 
 
 def verify_saved(state: dict[str, Any], name: BufferName, folder: Path) -> None:

@@ -136,13 +136,11 @@ def _place_policy_learner(
     host.place_role("policy_learner", build, own_gpu=own_gpu)
 
 
-def _env(config: TrainConfig, slots: int) -> DecisionEnv:
+def _env(context: Context, slots: int, *, between: bool = False) -> DecisionEnv:
     from .envs import make_env
 
-    return make_env(
-        config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan,
-        between=config.world_model.obs_model.step == "env_step",
-    )  # fmt: skip
+    policy = context.policy_config
+    return make_env(context.env_config, slots, chunk=policy.chunk, replan=policy.replan, between=between)
 
 
 def _place_inference(host: Host, config: TrainConfig, context: Context, services: Services) -> dict[str, Any]:
@@ -187,7 +185,7 @@ def _rollout(
     settings = config.rollout
     balanced = settings.spare_envs > 0 and not pacing["exact"]
     most = settings.envs + (settings.spare_envs if balanced else 0)
-    env = _env(config, most)
+    env = _env(context, most, between=context.record_spec.between)
     workers = [f"rollout_{number}" for number in range(settings.workers)]
     balancer = Balancer(services.store, workers[index], workers, envs=settings.envs, most=most)
     return Rollout(
@@ -263,7 +261,7 @@ def _evaluator(context: Context, config: TrainConfig, services: Services, imagin
     from .evaluation import Evaluator
 
     return Evaluator(
-        context, config.evaluation, _env(config, config.evaluation.envs), services.real, services.store,
+        context, config.evaluation, _env(context, config.evaluation.envs), services.real, services.store,
         services.store, quality_horizon=quality_horizon(config, context) if imagines else 0,
     )  # fmt: skip
 

@@ -152,7 +152,7 @@ class DemosCollector:
         self.context = _context(config)
         self._env = make_env_here(
             config.env, slots, chunk=config.policy.chunk, replan=config.policy.replan,
-            between=config.frames_between,
+            between=self.context.record_spec.between,
         )  # fmt: skip
         self._demonstrator = Demonstrator(config, self.context, self._env)
         self._episodes: dict[int, EpisodeBuilder] = {}

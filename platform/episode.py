@@ -131,5 +131,8 @@ class EpisodeBuilder:
 
     def state(self) -> dict[str, Any]:
         """As a tree."""
-        copied = ("frames", "between")
-        return {**vars(self), **{key: {k: list(v) for k, v in vars(self)[key].items()} for key in copied}}
+        return {
+            **vars(self),
+            "frames": {name: list(frames) for name, frames in self.frames.items()},
+            "between": {name: list(frames) for name, frames in self.between.items()},
+        }

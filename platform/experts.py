@@ -72,8 +72,8 @@ def has_expert(kind: str) -> bool:
 
 
 def make_expert(env: DecisionEnv, *, chunk: int, replan: int) -> Expert:
-    """The demonstrator of ``env``, which must hold its slots in this process, in chunks of K = ``chunk`` actions, of which ``replan`` are
-    executed.
+    """The demonstrator of ``env``, which must hold its slots in this process, in chunks of ``chunk`` actions, of which
+    ``replan`` are executed.
 
     Raises:
         EnvError: there is none.

@@ -94,7 +94,7 @@ def open_loop_psnr(
         on = torch.from_numpy(windows.mask[:, step])
         if not bool(on.any()):
             break
-        history, proprio = model.decide(
+        *_, (history, proprio) = model.unroll(
             history, proprio, tokens[:, step], words, generator=generator, valid=valid[:, step]
         )
         truth = model.frames(real[:, length + step])

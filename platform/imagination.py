@@ -209,8 +209,7 @@ class Imagination:
         return {name: seen[name] for name in self._context.record_spec.cameras}
 
     def _report(self, starts: StartBatch, trace: Trace, allowed: _Allowed, seconds: float) -> None:
-        decisions = int(trace.lengths.sum())
-        steps = decisions * self._context.record_spec.replan
+        steps = trace.env_steps
         self.imagined_steps += steps
         facts: dict[str, Any] = {"imagined_steps": self.imagined_steps}
         self._averages.add(

@@ -67,6 +67,12 @@ class Trace:
         self.failed |= info["failed"]
         self.uncertain |= info["uncertain"]
 
+    @property
+    def env_steps(self) -> int:
+        """Actions that were executed in decisions that count."""
+        executed = np.stack(self.executed, axis=1)
+        return int(executed[np.arange(executed.shape[1]) < self.lengths[:, None]].sum())
+
     def records(self, starts: StartBatch, makers: Makers, spec: RecordSpec, *, first_id: int) -> list[Record]:
         """Segments, with ids from ``first_id`` on; worlds whose models failed keep what they had before that, or nothing."""
         images = {name: np.stack([frame[name] for frame in self.images], axis=1) for name in self.images[0]}

@@ -223,7 +223,7 @@ def test_a_decision_is_one_step_after_the_other() -> None:
     assert [part.shape for part in actions] == [(2, 1, 2), (2, 1, 2)]
     with torch.no_grad():
         one = torch.Generator().manual_seed(3)
-        moved, after = model.decide(history, proprio, tokens, words, generator=one, valid=valid)
+        *_, (moved, after) = model.unroll(history, proprio, tokens, words, generator=one, valid=valid)
         two = torch.Generator().manual_seed(3)
         first, middle = model.imagine(history, proprio, actions[0], words, generator=two)
         halfway = torch.cat([history[:, 1:], first[:, None]], 1)

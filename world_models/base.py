@@ -55,7 +55,6 @@ class ModelSpec:
     """Words of a padded instruction."""
     model_steps: int = 1
     """Steps of M_obs in a decision: 1, or R where each executed action is one."""
-
     doubled_last: bool = False
     """The last two tokens stand for the same part of the range, as in OpenVLA's format."""
 

@@ -28,15 +28,15 @@ class FinePast(Protocol):
     """``[B, T, M-1, P]``"""
 
 
-class DecisionWindows(FinePast, Protocol):
-    """A buffer's windows of L history frames and S decisions; T = L + S."""
+class TransitionWindows(FinePast, Protocol):
+    """Windows of a buffer for M_obs: L history frames, S decisions; T = L + S."""
 
     tokens: NDArray[np.int16]
     """``[B, S, K, D]``"""
     valid: NDArray[np.bool_]
-    """``[B, S, K]``"""
+    """``[B, S, K]``: the action was executed."""
     mask: NDArray[np.bool_]
-    """``[B, S]``"""
+    """``[B, S]``: the record has this decision."""
     instructions: list[str]
 
 
@@ -65,7 +65,7 @@ class Past:
     proprio_between: NDArray[np.float32] | None
 
 
-def past_of(windows: DecisionWindows, rows: NDArray[np.int64]) -> Past:
+def past_of(windows: TransitionWindows, rows: NDArray[np.int64]) -> Past:
     """The history of windows ``rows``: what comes before their first decision is over."""
     end = windows.proprio.shape[1] - windows.mask.shape[1]
     between = windows.proprio_between
@@ -90,7 +90,7 @@ def _woven(between: NDArray[Number], present: NDArray[Number]) -> NDArray[Number
     return woven
 
 
-def step_windows(windows: DecisionWindows, *, model_steps: int, history: int, skip: int = 0) -> StepWindows:
+def step_windows(windows: TransitionWindows, *, model_steps: int, history: int, skip: int = 0) -> StepWindows:
     """The windows in steps of the model, from step ``skip`` of their first decision on, ``history`` frames back.
 
     The first ``skip`` steps of a decision are part of the past then.

@@ -226,7 +226,8 @@ class ImaginedWorlds:
         words, history, proprio = self._words[index], self._history[index], self._proprio[index]
         probability = self._probability[index].clone()
         finite, certain, going = (torch.ones_like(index, dtype=torch.bool) for _ in range(3))
-        taken = torch.zeros_like(index)
+        taken, rows = torch.zeros_like(index), index.cpu().numpy()
+        shown = {name: frame[rows] for name, frame in self._images.items()}
         for actions in self.obs_model.step_actions(tokens):
             on = going.nonzero()[:, 0]
             if not len(on):
@@ -239,16 +240,17 @@ class ImaginedWorlds:
             certain[on] = self._certain(seen, frames)
             history[on] = torch.cat([seen.history[:, 1:], pixels[:, None]], dim=1)
             proprio[on], probability[on] = after, judged
+            for name, frame in frames.items():
+                shown[name][on.cpu().numpy()] = frame.cpu().numpy()
             taken[on] += 1
             going = finite & certain & (probability < self.threshold)
         kept = finite & certain
         moved = index[kept]
         self._history[moved], self._proprio[moved] = history[kept], proprio[kept]
         self._probability[moved] = probability[kept]
-        target = moved.cpu().numpy()
-        if len(target):
-            for name, frame in self.obs_model.frames(history[kept][:, -1]).items():
-                self._images[name][target] = frame.cpu().numpy()
+        keep = kept.cpu().numpy()
+        for name, frame in shown.items():
+            self._images[name][rows[keep]] = frame[keep]
         return finite.cpu().numpy(), certain.cpu().numpy(), taken.cpu().numpy()
 
     def _certain(self, seen: _Seen, frames: Frames) -> Tensor:

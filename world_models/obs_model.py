@@ -7,6 +7,7 @@ A window of L + S frames has its present at index L - 1; frame L + s is what dec
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +111,7 @@ class ObservationModel(nn.Module):
         x = SAMPLERS[config.sampler](denoise, x, sigmas, generator)
         return quantize(self._target_base(history) + x), next_proprio
 
-    def decide(
+    def unroll(
         self,
         history: Float[Tensor, "B L C h w"],
         proprio: Float[Tensor, "B P"],
@@ -119,21 +120,19 @@ class ObservationModel(nn.Module):
         *,
         generator: torch.Generator,
         valid: Bool[Tensor, "B K"] | None = None,
-    ) -> tuple[Float[Tensor, "B L C h w"], Float[Tensor, "B P"]]:
-        """History and proprio after a decision, in as many steps as the model makes of it. ``valid`` tells which actions were
-        executed where that is known: rows without a step's action stay as they are.
+    ) -> Iterator[tuple[Float[Tensor, "B L C h w"], Float[Tensor, "B P"]]]:
+        """History and proprio after each step of the model in a decision, the whole decision last. ``valid`` tells which
+        actions were executed where that is known: rows without a step's action stay as they are.
         """
         for step, actions in enumerate(self.step_actions(tokens)):
             pixels, after = self.imagine(history, proprio, actions, instruction, generator=generator)
             moved = torch.cat([history[:, 1:], pixels[:, None]], dim=1)
             if self.spec.model_steps > 1 and valid is not None:
                 on = valid[:, step]
-                moved, after = (
-                    torch.where(on.view(-1, 1, 1, 1, 1), moved, history),
-                    torch.where(on[:, None], after, proprio),
-                )
+                moved = torch.where(on.view(-1, 1, 1, 1, 1), moved, history)
+                after = torch.where(on[:, None], after, proprio)
             history, proprio = moved, after
-        return history, proprio
+            yield history, proprio
 
     def step_actions(self, tokens: Int[Tensor, "B K D"]) -> list[Float[Tensor, "B A D"]]:
         """What each step of the model in a decision sees of its actions."""

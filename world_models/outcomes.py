@@ -71,7 +71,7 @@ def imagine_outcomes(
         if not len(rows):
             break
         on = torch.from_numpy(rows).to(device)
-        history[on], proprio[on] = obs_model.decide(
+        *_, (history[on], proprio[on]) = obs_model.unroll(
             history[on], proprio[on], tokens[on, step], words[on], generator=generator, valid=valid[on, step]
         )
         frames = {name: frame.cpu().numpy() for name, frame in obs_model.frames(history[on][:, -1]).items()}

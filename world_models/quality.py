@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float, UInt8
 from numpy.typing import NDArray
 
 from world_models.base import InstructionEncoder, frames_to_torch
-from world_models.env_steps import past_of
+from world_models.env_steps import TransitionWindows, past_of
 from world_models.obs_model import ObservationModel
 from world_models.pictures import feature_distance, psnr, ssim
 from world_models.reliability import Reliability, reliability
 from world_models.reward_model import SuccessModel
-from world_models.training import LabelledFrames, TransitionWindows
+from world_models.training import LabelledFrames
 
 ROWS = 128
 """Windows imagined together."""
@@ -140,28 +140,28 @@ def _imagine_rows(
     valid = torch.from_numpy(windows.valid[rows]).to(device)
     mask = torch.from_numpy(windows.mask[rows]).to(device)
     history, proprio = obs_model.start(past_of(windows, rows), device)
-    present = {
-        name: frame.clone()
-        for name, frame in frames_to_torch(
-            {name: frame[rows, length - 1] for name, frame in windows.frames.items()}, device
-        ).items()
-    }
+    present = frames_to_torch(
+        {name: frame[rows, length - 1] for name, frame in windows.frames.items()}, device
+    )
     frames = {name: [frame.cpu().numpy().copy()] for name, frame in present.items()}
     probabilities = [reward_model.probability(present, words).float().cpu().numpy()]
     for step in range(steps):
         on = mask[:, step].nonzero()[:, 0]
         probability = torch.zeros(len(rows), device=device)
         if len(on):
-            history[on], proprio[on] = obs_model.decide(
+            chance = probability[on]
+            # Success inside a decision counts, as it does where a policy is imagined.
+            for state in obs_model.unroll(
                 history[on],
                 proprio[on],
                 tokens[on, step],
                 words[on],
                 generator=generator,
                 valid=valid[on, step],
-            )
-            seen = obs_model.frames(history[on][:, -1])
-            probability[on] = reward_model.probability(seen, words[on]).float()
+            ):
+                seen = obs_model.frames(state[0][:, -1])
+                chance = torch.maximum(chance, reward_model.probability(seen, words[on]).float())
+            (history[on], proprio[on]), probability[on] = state, chance
             for name, frame in seen.items():
                 present[name][on] = frame
         for name in frames:

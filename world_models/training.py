@@ -15,7 +15,7 @@ from configs.obs_model import ObsModelConfig, Optimizer
 from configs.reward_model import RewardModelConfig
 from world_models.base import InstructionEncoder, array_to_torch, frames_to_torch, normalized_actions
 from world_models.consistency import ConsistencyAim, sample_loss
-from world_models.env_steps import StepWindows, step_windows
+from world_models.env_steps import StepWindows, TransitionWindows, step_windows
 from world_models.obs_model import ObservationModel
 from world_models.optimizers import OPTIMIZERS, load_into, state_of
 from world_models.reward_model import SuccessModel
@@ -30,26 +30,6 @@ PROPRIO_RATE = 5.0
 
 Frames = dict[str, NDArray[np.uint8]]
 ModelT = TypeVar("ModelT", bound=nn.Module)
-
-
-class TransitionWindows(Protocol):
-    """Windows of a buffer for M_obs: L history frames, S decisions."""
-
-    frames: Frames
-    """camera: ``[B, L+S, H, W, 3]``"""
-    proprio: NDArray[np.float32]
-    """``[B, L+S, P]``"""
-    tokens: NDArray[np.int16]
-    """``[B, S, K, D]``"""
-    valid: NDArray[np.bool_]
-    """``[B, S, K]``: the action was executed."""
-    mask: NDArray[np.bool_]
-    """``[B, S]``: the record has this decision."""
-    instructions: list[str]
-    between: Frames
-    """camera: ``[B, L+S, R-1, H, W, 3]``, where the buffer keeps what lies between decisions."""
-    proprio_between: NDArray[np.float32] | None
-    """``[B, L+S, R-1, P]``, likewise."""
 
 
 class LabelledFrames(Protocol):

@@ -153,7 +153,7 @@ def _made(
     replan: int,
     between: bool,
 ) -> DecisionEnv:
-    if not between or replan == 1:
+    if not between:
         return make(config, num_slots, chunk=chunk, replan=replan)
     from .between import FramesBetween
 

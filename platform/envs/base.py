@@ -66,19 +66,17 @@ class Observation:
 
     @staticmethod
     def joined(parts: list[Observation]) -> Observation:
-        """One after the other; what only some of them have is left out."""
+        """One after the other, without keys; all of them have what lies between decisions, or none."""
         between = [part.between for part in parts if part.between is not None]
         proprio = [part.proprio_between for part in parts if part.proprio_between is not None]
-        whole = len(between) == len(proprio) == len(parts)
+        assert len(between) == len(proprio) in (0, len(parts))
         return Observation(
             {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images},
             np.concatenate([part.proprio for part in parts]),
             [text for part in parts for text in part.instructions],
-            between={name: np.concatenate([x[name] for x in between]) for name in between[0]}
-            if whole
-            else None,
-            proprio_between=np.concatenate(proprio) if whole else None,
-        )
+            between={name: np.concatenate([x[name] for x in between]) for name in between[0]} if between else None,
+            proprio_between=np.concatenate(proprio) if proprio else None,
+        )  # fmt: skip
 
 
 @dataclass

@@ -41,10 +41,9 @@ class FramesBetween:
     def step(self, slots: Slots, actions: NDArray[np.float32]) -> StepResult:
         """As ``DecisionEnv.step``."""
         self.begin(slots, actions)
-        parts = {int(slot): (part, row) for part in self.ready(None) for row, slot in enumerate(part.slots)}
-        landed, _ = parts[int(slots[0])]
+        (landed,) = self.ready(None)
         assert landed.result is not None
-        return landed.result.take(np.array([parts[int(slot)][1] for slot in slots], np.int64))
+        return landed.result.take(np.searchsorted(landed.slots, slots))
 
     def begin_reset(self, slots: Slots, seeds: NDArray[np.int64], tasks: list[str] | None = None) -> None:
         """``reset`` without waiting."""
@@ -76,10 +75,9 @@ class FramesBetween:
                 if len(again):
                     going = True
                     self.env.begin(again, self._actions[again, self._step[again]][:, None])
-            # What computes at once is done at once; what overlaps is waited for as long as the caller allows.
-            if not going and (not self.overlaps or deadline is None or started or stepped or left == 0.0):
-                break
-            if going and self.overlaps and (started or stepped) and deadline is not None:
+            # Who overlaps is waited for until the first has landed; what computes at once, or is wanted whole, to its end.
+            waits = self.overlaps and deadline is not None
+            if (started or stepped or left == 0.0) if waits else not going:
                 break
         return [*started, *_joined(stepped)]
 
