@@ -94,16 +94,26 @@ def plain(seconds: float) -> dict[str, float]:
     }
 
 
-def ours(seconds: float, **changes: Any) -> dict[str, float]:
+def ours(seconds: float, *, channels_last: bool = True, **changes: Any) -> dict[str, float]:
     """Our trainer and our sampler."""
     config = replace(CONFIG, **changes)
     torch.manual_seed(0)
-    trainer = ObsModelTrainer(ObservationModel(SPEC, config), config, encode=encode, seed=0)
+    model = ObservationModel(SPEC, config)
+    if not channels_last:
+        in_torchs_layout(model)
+    trainer = ObsModelTrainer(model, config, encode=encode, seed=0)
     batch = windows(config.batch)
     return {
         "train": rate(lambda: trainer.update(batch), seconds),
         "sample": config.batch * rate(sampler(trainer.averaged, batch, config.sampling_steps), seconds),
     }
+
+
+def in_torchs_layout(model: ObservationModel) -> None:
+    """Let the U-Net compute with channels first, as it does unless told otherwise."""
+    unet = model.denoiser.unet
+    unet.to(memory_format=torch.contiguous_format)
+    unet.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
 
 
 def sampler(model: ObservationModel, batch: Any, steps: int) -> Callable[[], Any]:
@@ -143,6 +153,7 @@ CASES: dict[str, tuple[bool, Callable[[float], dict[str, float]]]] = {
     "ours, float32": (True, lambda s: ours(s, precision="float32", sampling_steps=STEPS)),
     "ours, bfloat16": (True, lambda s: ours(s, sampling_steps=STEPS)),
     "ours, bfloat16, one step": (True, lambda s: ours(s, sampling_steps=1)),
+    "ours, bfloat16, one step, channels first": (True, lambda s: ours(s, channels_last=False)),
     "ours, bfloat16, one step, not folded": (True, lambda s: ours(s, fold=1)),
     "ours, bfloat16, one step, checkpointing": (True, lambda s: ours(s, checkpointing=True)),
     "ours, bfloat16, one step, compiled": (True, lambda s: ours(s, compiled=True)),
