@@ -9,7 +9,6 @@ inspect <folder>                     what is in a dataset of any of these format
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from configs.world_model import WorldModelConfig
 
 from .command import main
 from .context import Context
+from .counting import counted
 from .demos_parallel import collected_in_processes
 from .envs import make_env_here
 from .envs.base import DecisionEnv, Observation, StepResult
@@ -41,11 +41,8 @@ from .exchange import VERBS, verb_of
 from .experts import has_expert, make_expert
 from .inference import Decisions
 
-log = logging.getLogger("reverie.demos")
-
 LEVEL_DOMAIN, NOISE_DOMAIN = np.uint64(0x1EE7), np.uint64(0x4015E)
 """Keep the draws of noise levels and of noise apart from the starts, which come from the same seeds."""
-REPORT_EVERY_S = 5.0
 
 
 @dataclass
@@ -281,29 +278,8 @@ def summarise(config: DemosConfig, summary: DemosSummary) -> str:
 
 
 def _write_with_progress(config: DemosConfig) -> DemosSummary:
-    """A live bar on a terminal, else a plain line every few seconds."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, TextColumn("{task.speed:.0f}/s"), console=console) as bar:
-            task = bar.add_task("episodes", total=config.episodes)
-            return write_demos(config, lambda finished: bar.update(task, completed=finished))
-    began = last = time.monotonic()
-
-    def report(finished: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < REPORT_EVERY_S or not finished:
-            return
-        last = now
-        rate = finished / (now - began)
-        left = (config.episodes - finished) / rate
-        log.info("%d of %d episodes, %.0f/s, %.0f s left", finished, config.episodes, rate, left)
-
-    return write_demos(config, report)
+    with counted("episodes", config.episodes) as finished:
+        return write_demos(config, finished)
 
 
 def run(argv: list[str]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -22,6 +21,7 @@ from configs.loader import config_from_yaml, config_to_dict, load_config, to_yam
 from configs.schema import EvaluateConfig
 
 from .command import main
+from .counting import counted
 from .run_folder import new_run_folder, remove_if_bare
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .weights import Arrays
 
 log = logging.getLogger("reverie.evaluate")
-REPORT_EVERY_S = 10.0
 CONTINUED = ("run.resume", "evaluation.workers")
 """Keys that may be given when an evaluation is continued."""
 
@@ -58,17 +57,18 @@ def run(argv: list[str]) -> int:
     log.info("%s: %d trials, %d of them done", folder, len(trials), len(done))
     bench = Bench(config, given.context, env_configs(config), given.arrays, folder.absolute())
     missing = [trial for trial in trials if trial.key not in done]
-    pool, began, said = TrialPool(bench, config.evaluation.workers), time.monotonic(), time.monotonic()
+    pool = TrialPool(bench, config.evaluation.workers)
     try:
-        with disk_errors(folder), (folder / "trials.jsonl").open("a") as file:
-            for number, (trial, outcome) in enumerate(pool.run(missing), 1):
+        with (
+            disk_errors(folder),
+            (folder / "trials.jsonl").open("a") as file,
+            counted("trials", len(trials), len(done)) as finished,
+        ):
+            for trial, outcome in pool.run(missing):
                 done[trial.key] = outcome
                 file.write(json.dumps(row_of(trial, outcome)) + "\n")
                 file.flush()
-                if time.monotonic() - said > REPORT_EVERY_S:
-                    said = time.monotonic()
-                    left = (said - began) / number * (len(missing) - number)
-                    log.info("%d of %d trials, %.0f s left", len(done), len(trials), left)
+                finished(len(done))
     except KeyboardInterrupt:
         log.error("go on with run.resume=%s", folder)
         raise
