@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +22,12 @@ from configs.schema import TrainConfig
 
 from .checkpoint import SERVERS, read_checkpoint
 from .context import Context, make_context
+from .counting import counted
 from .storage import MANIFEST, verify_folder
 
 log = logging.getLogger("reverie.datasets")
 
 T = TypeVar("T")
-REPORT_EVERY_S = 5.0
 CLIPPED = 0.05
 """Share of a dimension's actions outside its range above which it is worth a warning: percentiles leave out 0.02."""
 
@@ -172,10 +171,8 @@ def ours_in(folder: Path) -> Ours | None:
 
 
 def reported(episodes: Iterable[T], total: int) -> Iterator[T]:
-    """Say every few seconds how far it is."""
-    last = time.monotonic()
-    for number, episode in enumerate(episodes):
-        if time.monotonic() - last > REPORT_EVERY_S:
-            last = time.monotonic()
-            log.info("%d of %d episodes", number, total)
-        yield episode
+    """Show how far it is."""
+    with counted("episodes", total) as finished:
+        for number, episode in enumerate(episodes, 1):
+            yield episode
+            finished(number)
