@@ -93,24 +93,28 @@ class StalenessConfig:
     """Least share of a turn's real decisions that the learner's own version made; it waits for more."""
 
 
+Sharing = Literal["nothing", "moments", "weights"]
+
+
 @component
 class LearnerConfig:
     """The policy learner."""
 
     ranks: PositiveInt = 1
     """Processes that share each of its turns (on GPUs one each); they learn what one process would."""
-    shard_moments: bool = False
-    """Each rank holds the optimizer's moments of a share of the weights (ZeRO's first stage): 8 bytes a trained weight,
-    divided by the ranks."""
+    shard: Sharing = "nothing"
+    """What ranks share out among them. ``moments``: each holds the optimizer's moments of a share of the weights (ZeRO's
+    first stage), 8 bytes a trained weight divided by the ranks. ``weights``: of everything in a large policy's blocks (weights,
+    anchor, gradients, moments) each holds a piece, and a block's weights are gathered when it runs (FSDP)."""
     offload: bool = False
-    """Hold the moments, and the anchor between its uses, in the CPU's memory: for GPUs. Each update then waits for two copies
+    """Hold the moments, and a whole anchor between its uses, in the CPU's memory: for GPUs. Each update then waits for two copies
     of the weights and one of the gradients, and for a step on the CPU."""
 
     def __post_init__(self) -> None:
-        if self.shard_moments and self.ranks == 1:
+        if self.shard != "nothing" and self.ranks == 1:
             raise ConfigError(
-                "learner.shard_moments=true has nobody to share with at learner.ranks=1",
-                where="learner.shard_moments", remedy="raise learner.ranks, or use learner.offload=true",
+                f"learner.shard={self.shard} has nobody to share with at learner.ranks=1",
+                where="learner.shard", remedy="raise learner.ranks, or use learner.offload=true",
             )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from .lean_optimizer import Lean, LeanAdamW
+from .pieces import is_shared, local_part
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +69,16 @@ def summed(device: str, number: float) -> float:
     return float(ranks.reduce(own, reduction="sum"))
 
 
+def most(device: str, number: float) -> float:
+    """The largest of every rank's ``number``; all ranks must ask together."""
+    ranks = accelerator(device)
+    if ranks.num_processes == 1:
+        return number
+    import torch
+
+    return float(ranks.gather(torch.tensor([number], dtype=torch.float64, device=ranks.device)).max())
+
+
 def place_of(device: str, rows: int) -> tuple[int, int]:
     """(rows of the ranks before this one, rows of all ranks); all ranks must ask together."""
     ranks = accelerator(device)
@@ -109,6 +120,11 @@ class OptimizerStep:
         self._learning_rate = learning_rate
         self.skipped = 0
 
+    @property
+    def in_pieces(self) -> frozenset[int]:
+        """Numbers of the weights of which this rank holds a piece alone."""
+        return frozenset(index for index, each in enumerate(self._parameters) if is_shared(each))
+
     def scale_rate(self, share: float) -> None:
         """Use ``share`` of the learning rate from now on."""
         for group in self.optimizer.param_groups:
@@ -124,7 +140,7 @@ class OptimizerStep:
 
         if self._accelerator.num_processes > 1:
             self._add_up()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        norm = self._clip()
         finite = bool(torch.isfinite(norm))
         if finite:
             self.optimizer.step()
@@ -133,13 +149,33 @@ class OptimizerStep:
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm) if finite else None
 
+    def _clip(self) -> torch.Tensor:
+        """The norm before it."""
+        import torch
+
+        shared = [each.grad for each in self._parameters if each.grad is not None and is_shared(each)]
+        if not shared:
+            return torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        squares = [local_part(gradient).square().sum() for gradient in shared]
+        whole = [each.grad for each in self._parameters if each.grad is not None and not is_shared(each)]
+        of_all = self._accelerator.reduce(torch.stack(squares).sum(), reduction="sum")
+        norm = torch.stack([of_all, *(gradient.square().sum() for gradient in whole)]).sum().sqrt()
+        share = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local_part(gradient) for gradient in [*shared, *whole]], share)
+        return norm
+
     def _add_up(self) -> None:
         """Each gradient becomes the sum over the ranks. One that no rank has stays absent: AdamW then leaves its weight."""
         import torch
 
-        given = torch.tensor([p.grad is not None for p in self._parameters], device=self._accelerator.device)
+        parameters = [each for each in self._parameters if not is_shared(each)]
+        for each in self._parameters:
+            if is_shared(each) and each.grad is not None:
+                # The backward pass has left the mean over the ranks.
+                local_part(each.grad).mul_(self._accelerator.num_processes)
+        given = torch.tensor([p.grad is not None for p in parameters], device=self._accelerator.device)
         given = self._accelerator.reduce(given.float(), reduction="sum") > 0
-        wanted = [p for p, somewhere in zip(self._parameters, given.tolist(), strict=True) if somewhere]
+        wanted = [p for p, somewhere in zip(parameters, given.tolist(), strict=True) if somewhere]
         for bucket in _buckets(wanted):
             for parameter in bucket:
                 if parameter.grad is None:

@@ -211,7 +211,7 @@ def _policy_trainer(context: Context, config: TrainConfig, services: Services) -
     from .policy_trainer import PolicyTrainer
 
     learner = config.learner
-    lean = Lean(shard=learner.shard_moments, offload=learner.offload)
+    lean = Lean(shard=learner.shard, offload=learner.offload)
 
     return PolicyTrainer(
         context, config.algorithm, services.store, bound=staleness_rules(config).bound,

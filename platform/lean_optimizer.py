@@ -1,11 +1,15 @@
-"""AdamW with its moments where there is room: each rank holds those of its own weights (ZeRO's first stage), or they lie in the
-CPU's memory, or both. The steps are AdamW's, number for number.
+"""AdamW with its moments where there is room: each rank holds those of its own weights (ZeRO's first stage) or of its own pieces
+of all weights (FSDP), or they lie in the CPU's memory. The steps are AdamW's, number for number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from configs.system import Sharing
+
+from .pieces import is_shared, local_part, part_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +23,8 @@ BROADCAST = 8_000_000
 class Lean:
     """Where moments lie."""
 
-    shard: bool = False
-    """Each rank holds a share of them."""
+    shard: Sharing = "nothing"
+    """What ranks share out."""
     offload: bool = False
     """They lie in the CPU's memory."""
 
@@ -39,20 +43,24 @@ class LeanAdamW:
     ) -> None:
         import torch
 
-        ranks = accelerator.num_processes if lean.shard else 1
+        ranks = accelerator.num_processes if lean.shard == "moments" else 1
         self._owners = owners([each.numel() for each in parameters], ranks)
         self._parameters, self._ranks, self._offload = parameters, ranks, lean.offload
+        self._seat = accelerator.process_index, accelerator.num_processes
         rank = accelerator.process_index if ranks > 1 else 0
         self._mine = [index for index, owner in enumerate(self._owners) if owner == rank]
-        own = [parameters[index] for index in self._mine]
-        self._held = (
-            [torch.nn.Parameter(torch.empty_like(each, device="cpu")) for each in own]
-            if lean.offload
-            else own
-        )
+        self._held = [self._hold(parameters[index]) for index in self._mine]
         # A rank may own nothing where weights are few; AdamW wants one at least.
         stand_in = [torch.nn.Parameter(torch.zeros(0))]
         self._inner = torch.optim.AdamW(self._held or stand_in, lr=lr, weight_decay=weight_decay)
+
+    def _hold(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        """What AdamW steps: the weight itself, the piece of it that this rank has, or a copy in the CPU's memory."""
+        import torch
+
+        if self._offload:
+            return torch.nn.Parameter(torch.empty_like(local_part(parameter.detach()), device="cpu"))
+        return torch.nn.Parameter(local_part(parameter.detach())) if is_shared(parameter) else parameter
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -64,22 +72,26 @@ class LeanAdamW:
         import torch
 
         with torch.no_grad():
-            if self._offload:
-                for held, each in self._pairs():
+            for held, each in self._apart():
+                own = local_part(each)
+                if self._offload:
                     # Weights may have been loaded since, so the ones on the device are those that count.
-                    held.copy_(each)
-                    held.grad = None if each.grad is None else each.grad.to("cpu")
+                    held.copy_(own)
+                else:
+                    held.data = own
+                held.grad = None if each.grad is None else local_part(each.grad).to(held.device)
             self._inner.step()
-            if self._offload:
-                for held, each in self._pairs():
-                    each.copy_(held)
-                    held.grad = None
+            for held, each in self._apart():
+                if self._offload:
+                    local_part(each).copy_(held)
+                held.grad = None
             if self._ranks > 1:
                 self._hand_round()
 
-    def _pairs(self) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    def _apart(self) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        """What AdamW steps where that is not the weight itself, and the weight."""
         own = [self._parameters[index] for index in self._mine]
-        return list(zip(self._held, own, strict=True))
+        return [(held, each) for held, each in zip(self._held, own, strict=True) if held is not each]
 
     def _hand_round(self) -> None:
         """Every weight from the rank that stepped it."""
@@ -118,16 +130,40 @@ class LeanAdamW:
         count = max(1, len(self._held))
         self._inner.load_state_dict(
             {
-                "state": {places[i]: moments for i, moments in state["state"].items() if i in places},
+                "state": {
+                    places[i]: self._own(i, moments) for i, moments in state["state"].items() if i in places
+                },
                 "param_groups": [{**group, "params": list(range(count))} for group in state["param_groups"]],
             }
         )
 
+    def _own(self, index: int, moments: dict[str, Any]) -> dict[str, Any]:
+        if not is_shared(self._parameters[index]):
+            return moments
+        return {name: part_of(x, *self._seat) if name in MOMENTS else x for name, x in moments.items()}
 
-def merge(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One state of all ranks' states."""
-    moments = {index: each for state in states for index, each in state["state"].items()}
-    return {**states[0], "state": dict(sorted(moments.items()))}
+
+MOMENTS = frozenset({"exp_avg", "exp_avg_sq"})
+"""Of AdamW's state, what has the weight's shape."""
+
+
+def merge(states: list[dict[str, Any]], in_pieces: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """One state of all ranks' states, in their order; each holds its piece of the weights ``in_pieces``."""
+    moments: dict[int, Any] = {}
+    for state in states:
+        for index, each in state["state"].items():
+            moments.setdefault(index, []).append(each)
+    whole = {index: _whole(held) if index in in_pieces else held[-1] for index, held in moments.items()}
+    return {**states[0], "state": dict(sorted(whole.items()))}
+
+
+def _whole(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    return {
+        name: torch.cat([torch.as_tensor(each[name]).cpu() for each in pieces]) if name in MOMENTS else first
+        for name, first in pieces[0].items()
+    }
 
 
 def owners(sizes: list[int], ranks: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ResourceError
+from configs.errors import ConfigError, ResourceError
 from configs.openvla import OpenVLAConfig
 from configs.pi0 import PI0Config
 from configs.schema import TrainConfig
@@ -18,6 +18,9 @@ from .shares import shares
 
 if TYPE_CHECKING:
     from policies.sizes import PolicySize
+
+FLOAT32 = 4
+"""Bytes a number."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def policy_memory(config: TrainConfig, context: Context) -> tuple[PolicySize, li
         return None
     part, weights = shares(config), size.weight_bytes
     learner = {
-        "weights": weights,
+        "weights": _rank_weights(config, size),
         **_anchor_and_optimizer(config, size),
         "activations": size.activation_bytes * config.algorithm.micro_batch,
     }
@@ -65,19 +68,34 @@ def policy_memory(config: TrainConfig, context: Context) -> tuple[PolicySize, li
     return size, [*roles, RoleMemory("store", versions)]
 
 
-def _anchor_and_optimizer(config: TrainConfig, size: PolicySize) -> dict[str, int]:
-    """Of one rank: gradients are whole everywhere, moments are shared out or lie elsewhere."""
-    learner = config.learner
-    sharers = learner.ranks if learner.shard_moments else 1
-    moments = size.moment_bytes // sharers
+def _rank_weights(config: TrainConfig, size: PolicySize) -> int:
+    """Of one copy: pieces of the blocks, the one that runs, and the rest."""
+    if config.learner.shard != "weights" or size.blocks is None:
+        return size.weight_bytes
+    away = size.blocks.weight_bytes * (config.learner.ranks - 1) // config.learner.ranks
+    return size.weight_bytes - away + size.blocks.largest_bytes
+
+
+def _rank_trained(config: TrainConfig, size: PolicySize) -> int:
+    """Bytes of the weights that a rank has gradients of."""
     gradients = size.training_bytes - size.moment_bytes
+    if config.learner.shard != "weights" or size.blocks is None:
+        return gradients
+    return gradients - FLOAT32 * size.blocks.trained * (config.learner.ranks - 1) // config.learner.ranks
+
+
+def _anchor_and_optimizer(config: TrainConfig, size: PolicySize) -> dict[str, int]:
+    """Of one rank."""
+    learner, anchor, gradients = config.learner, _rank_weights(config, size), _rank_trained(config, size)
+    sharers = learner.ranks if learner.shard == "moments" else 1
+    moments = 2 * gradients // sharers
     if not learner.offload:
-        return {"anchor": size.weight_bytes, "gradients and moments": gradients + moments}
+        return {"anchor": anchor, "gradients and moments": gradients + moments}
     # While it steps, the CPU has a copy of the weights that it steps and their gradients too.
     stepping = 2 * gradients // sharers
     return {
         "gradients": gradients,
-        "anchor on the CPU": size.weight_bytes,
+        "anchor" if learner.shard == "weights" else "anchor on the CPU": anchor,
         "moments on the CPU": moments + stepping,
     }
 
@@ -111,8 +129,12 @@ def check_memory(config: TrainConfig, context: Context, there: int) -> None:
     """
     planned = policy_memory(config, context)
     if planned is None:
+        if config.learner.shard == "weights":
+            raise _no_blocks(config)
         return
-    _, roles = planned
+    size, roles = planned
+    if config.learner.shard == "weights" and size.blocks is None:
+        raise _no_blocks(config)
     spread = isinstance(config.host, RayHostConfig) and config.host.address is not None
     largest = max(roles, key=lambda role: role.total)
     needed = largest.total if spread else sum(role.total for role in roles)
@@ -123,11 +145,18 @@ def check_memory(config: TrainConfig, context: Context, there: int) -> None:
         )  # fmt: skip
 
 
+def _no_blocks(config: TrainConfig) -> ConfigError:
+    return ConfigError(
+        f"policy={config.policy.kind} has no blocks whose weights ranks could share out", where="learner.shard",
+        remedy="set learner.shard=moments, or use policy=openvla",
+    )  # fmt: skip
+
+
 def _knobs(config: TrainConfig) -> list[str]:
     """What is not turned yet, the most worth first."""
     turned = KNOBS[type(config.policy)](config.policy)
     if config.learner.ranks > 1:
-        turned["learner.shard_moments=true"] = config.learner.shard_moments
+        turned["learner.shard=weights"] = config.learner.shard == "weights"
     turned["algorithm.micro_batch=1"] = config.algorithm.micro_batch == 1
     return [knob for knob, done in turned.items() if not done]
 

@@ -6,7 +6,7 @@ Shape letters: R records, T decisions (padded), N decisions in the flat batch, K
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from policies.base import ObservationTensors, Policy
     from policies.proximal import Age
 
+T = TypeVar("T")
 _FORWARD_ROWS = 512
+
+
+class Evened(Protocol):
+    """Adds its second argument to the list as often as other ranks need this one to run along."""
+
+    def __call__(self, pieces: list[T], spare: T, /) -> list[T]:
+        """The list that is to be run; answers beyond the own pieces are dropped."""
+        ...
 
 
 @dataclass
@@ -65,6 +74,26 @@ class DecisionBatch:
     """Decisions of the ranks before this one: this batch's place in the joined one."""
     joined: int = 0
     """Decisions of all ranks."""
+    spare: ObservationTensors | None = None
+    """Any one observation, where decisions may have to be filled up."""
+    is_blank: bool = False
+    """Whether it stands for nothing and is only there to be computed."""
+
+    @property
+    def blank(self) -> DecisionBatch:
+        """One decision of which nothing counts."""
+        assert self.spare is not None, "a turn's batch has one"
+
+        def nothing(x: torch.Tensor) -> torch.Tensor:
+            return x.new_zeros((1, *x.shape[1:]))
+
+        return DecisionBatch(
+            self.spare, nothing(self.tokens), nothing(self.log_probs), nothing(self.valid), nothing(self.advantages),
+            nothing(self.returns), nothing(self.old_values), nothing(self.features), nothing(self.lag), self.version,
+            self.present, is_blank=True,
+            anchor_logits=None if self.anchor_logits is None else nothing(self.anchor_logits),
+            proximal_log_probs=None if self.proximal_log_probs is None else nothing(self.proximal_log_probs),
+        )  # fmt: skip
 
     @property
     def age(self) -> Age:
@@ -96,15 +125,21 @@ def decision_batch(
     version: int,
     bound: int,
     discount: float,
+    evened: Evened,
 ) -> DecisionBatch:
     """Values with the newest critic (or the recorded ones), GAE per record, one normalisation over all of them, whichever
     rank holds them.
 
-    Decisions that lag more than ``bound`` versions are left out. Raises nothing of its own; a negative lag asserts.
+    Decisions that lag more than ``bound`` versions are left out. ``evened`` adds to a list of forwards what other ranks
+    need to run along. Raises nothing of its own; a negative lag asserts.
     """
     import torch
 
-    parts = [_record_part(context, batch, policy, algorithm, version, bound, discount) for batch in batches]
+    features = _features(context, batches, policy, evened)
+    parts = [
+        _record_part(context, batch, found, policy, algorithm, version, bound, discount)
+        for batch, found in zip(batches, features, strict=True)
+    ]
     joined = {key: torch.cat([part[key] for part in parts]) for key in _TENSORS}
     advantages, returns = (_over_ranks(context, joined[key]) for key in ("advantages", "returns"))
     if algorithm.normalize_advantages:
@@ -120,6 +155,8 @@ def decision_batch(
         return_mean=returns.mean,
         first=first,
         joined=total,
+        is_blank=False,
+        spare=context.tensors(_observation(batches[0], np.zeros(1, np.int64), np.zeros(1, np.int64))),
     )
 
 
@@ -129,6 +166,7 @@ _TENSORS = ("tokens", "log_probs", "valid", "advantages", "returns", "old_values
 def _record_part(
     context: Context,
     batch: RecordBatch,
+    features: torch.Tensor,
     policy: Policy,
     algorithm: AlgorithmConfig,
     version: int,
@@ -139,7 +177,6 @@ def _record_part(
 
     from policies.advantages import gae
 
-    features = _features(context, batch, policy)
     values = _values(batch, features, policy, recompute=algorithm.recompute_values)
     advantages, returns = gae(
         torch.from_numpy(np.array(batch.rewards)), values, torch.from_numpy(np.array(batch.terminated)),
@@ -147,11 +184,7 @@ def _record_part(
     )  # fmt: skip
     kept = lag_mask(batch.version, batch.decisions, version, bound)
     rows, columns = np.nonzero(kept)
-    observation = Observation(
-        {name: frames[rows, columns] for name, frames in batch.images.items()},
-        batch.proprio[rows, columns],
-        [batch.instructions[row] for row in rows],
-    )
+    observation = _observation(batch, rows, columns)
     mask = torch.from_numpy(kept)
     return {
         "observations": context.tensors(observation),
@@ -166,37 +199,68 @@ def _record_part(
     }
 
 
-def proximal_log_probs(batch: DecisionBatch, policy: Policy) -> torch.Tensor:
+def proximal_log_probs(batch: DecisionBatch, policy: Policy, evened: Evened) -> torch.Tensor:
     """``[N, K, D]``: of the batch's tokens by ``policy``, float32, without gradient."""
     import torch
 
-    answer = torch.empty_like(batch.log_probs)
+    every = torch.arange(len(batch), device=batch.tokens.device)
+    pieces = [batch.take(rows) for rows in torch.split(every, _FORWARD_ROWS) if len(rows)]
     with torch.no_grad():
-        for start in range(0, len(batch), _FORWARD_ROWS):
-            rows = slice(start, start + _FORWARD_ROWS)
-            answer[rows] = policy.log_probs(batch.observations.take(rows), batch.tokens[rows])[0]
-    return answer
+        found = [
+            policy.log_probs(piece.observations, piece.tokens)[0] for piece in evened(pieces, batch.blank)
+        ]
+    return torch.cat(found[: len(pieces)]) if pieces else torch.empty_like(batch.log_probs)
 
 
-def _features(context: Context, batch: RecordBatch, policy: Policy) -> torch.Tensor:
-    """``[R, T+1, F]`` of the newest actor, on the CPU; zeros behind a record's bootstrap observation."""
+def _observation(batch: RecordBatch, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Observation:
+    return Observation(
+        {name: frames[rows, columns] for name, frames in batch.images.items()},
+        batch.proprio[rows, columns],
+        [batch.instructions[row] for row in rows],
+    )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Observations of a batch of records: where they lie in it."""
+
+    batch: RecordBatch
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+
+    def cut(self, size: int) -> list[_Places]:
+        return [
+            _Places(self.batch, self.rows[start : start + size], self.columns[start : start + size])
+            for start in range(0, len(self.rows), size)
+        ]
+
+
+def _features(
+    context: Context, batches: list[RecordBatch], policy: Policy, evened: Evened
+) -> list[torch.Tensor]:
+    """``[R, T+1, F]`` of each batch by the newest actor, on the CPU; zeros behind a record's bootstrap observation."""
     import torch
 
-    rows, columns = np.nonzero(np.arange(batch.tokens.shape[1] + 1)[None, :] <= batch.lengths[:, None])
-    computed = []
-    for start in range(0, len(rows), _FORWARD_ROWS):
-        piece = slice(start, start + _FORWARD_ROWS)
-        observation = Observation(
-            {name: frames[rows[piece], columns[piece]] for name, frames in batch.images.items()},
-            batch.proprio[rows[piece], columns[piece]],
-            [batch.instructions[row] for row in rows[piece]],
-        )
-        with torch.no_grad():
-            computed.append(policy.features(context.tensors(observation)).float().cpu())
-    flat = torch.cat(computed)
-    features = torch.zeros(batch.tokens.shape[0], batch.tokens.shape[1] + 1, flat.shape[1])
-    features[torch.from_numpy(rows), torch.from_numpy(columns)] = flat
-    return features
+    seen = [
+        _Places(batch, *np.nonzero(np.arange(batch.tokens.shape[1] + 1)[None, :] <= batch.lengths[:, None]))
+        for batch in batches
+    ]
+    pieces = [piece for places in seen for piece in places.cut(_FORWARD_ROWS)]
+    with torch.no_grad():
+        computed = [
+            policy.features(context.tensors(_observation(piece.batch, piece.rows, piece.columns)))
+            .float()
+            .cpu()
+            for piece in evened(pieces, pieces[0].cut(1)[0])
+        ]
+    flat = torch.cat(computed[: len(pieces)])
+    answer = []
+    for places, own in zip(seen, torch.split(flat, [len(places.rows) for places in seen]), strict=True):
+        shape = places.batch.tokens.shape
+        features = torch.zeros(shape[0], shape[1] + 1, flat.shape[1])
+        features[torch.from_numpy(places.rows), torch.from_numpy(places.columns)] = own
+        answer.append(features)
+    return answer
 
 
 def _values(batch: RecordBatch, features: torch.Tensor, policy: Policy, *, recompute: bool) -> torch.Tensor:

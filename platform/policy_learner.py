@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from .policy_trainer import PolicyTrainer
 from .ranks import Team
 from .role import State
 from .staleness import ModelVersions, Rules, lag_statistics, lengths, spans
-from .weights import Board, Weights, module_arrays
+from .weights import Board, Weights
 
 if TYPE_CHECKING:
     from buffers.batches import Lease
@@ -193,7 +194,10 @@ class PolicyLearner:
         self.trainer.averages.add({"staleness/publish_waits": 0.0})
         self.trainer.version += 1
         self._unpublished = 0
-        self._weights.publish(POLICY, self.version, module_arrays(self.trainer.policy))
+        held = self.trainer.held(["policy"])
+        if "policy" in self.trainer.shared_parts:
+            held = self._whole(["policy"], held)
+        self._weights.publish(POLICY, self.version, held["policy"])
         self._board.put({"policy/version": self.version})
         self._advance()
         return True
@@ -212,11 +216,13 @@ class PolicyLearner:
         return min((version for version in found if version is not None), default=None)
 
     def state(self) -> State:
-        """The trainer's, with the moments that other ranks hold, and what it has not published."""
-        state = {**self.trainer.state(), "unpublished": self._unpublished}
-        if self.trainer.lean.shard:
-            self.trainer.add_moments(state, self._team.moments())
-        return state
+        """The trainer's, with what other ranks hold of it, and what it has not published."""
+        state = self.trainer.state()
+        return {**state, **self._whole(self.trainer.shared_parts, state), "unpublished": self._unpublished}
+
+    def _whole(self, parts: Sequence[str], own: State) -> State:
+        """``parts``, which ranks share out, by what rank 0 holds and what the others do."""
+        return self.trainer.joined(parts, [own, *self._team.held(parts)]) if parts else {}
 
     def load(self, state: State) -> None:
         """Continue from ``state``, on every rank."""

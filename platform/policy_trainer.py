@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,15 +15,20 @@ from .context import ANCHOR, POLICY, Context
 from .lean_optimizer import Lean, merge
 from .logprob_gap import logprob_gap
 from .metrics import Averages
+from .pieces import local_part
 from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
 from .role import State
-from .weights import Weights, load_arrays, module_arrays
+from .sharding import join_arrays, load_own, own_arrays, padded, share_out
+from .weights import Weights, load_arrays
 
 if TYPE_CHECKING:
     import torch
 
     from buffers.records import RecordBatch
+    from policies.base import Policy
     from policies.proximal import Counts
+
+T = TypeVar("T")
 
 
 class PolicyTrainer:
@@ -45,13 +50,14 @@ class PolicyTrainer:
         lean: Lean | None = None,
     ) -> None:
         """The actor always runs in float32, since ratios must be exact; ``precision`` is that of the critic's features and
-        the anchor. ``lean`` says where moments lie; offloaded ones take the anchor along, between the turns' looks at it.
+        the anchor. ``lean`` says where moments lie; offloaded ones take a whole anchor along, between the turns' looks at it.
         """
         self.context = context
         self.lean = lean or Lean()
         self._algorithm = algorithm
         self._bound, self._discount, self._max_turns = bound, discount, max_turns
         self._precision = precision
+        self._together = self.lean.shard == "weights"
         self.policy = context.make_policy()
         self.anchor = context.make_policy().eval().to(self._anchor_rests)
         first, anchor = weights.fetch(POLICY, -1), weights.fetch(ANCHOR, -1)
@@ -59,6 +65,9 @@ class PolicyTrainer:
         assert anchor is not None, "the runner publishes the anchor"
         load_arrays(self.policy, first.arrays)
         load_arrays(self.anchor, anchor.arrays)
+        if self._together:
+            share_out(self.policy)
+            share_out(self.anchor)
         self.version = first.version
         self.turns = 0
         self.updates = 0
@@ -104,13 +113,13 @@ class PolicyTrainer:
         with autocast(self.context.device, self._precision):
             batch = decision_batch(
                 self.context, batches, self.policy, self._algorithm,
-                version=self.version, bound=self._bound, discount=self._discount,
+                version=self.version, bound=self._bound, discount=self._discount, evened=self._evened,
             )  # fmt: skip
             warming = self.turns < self._algorithm.critic_warm_up
             batch.anchor_logits = None if warming else self._anchor_logits(batch)
         before = self.optimizer_steps
         if not warming and self.recomputes:
-            batch.proximal_log_probs = proximal_log_probs(batch, self.policy)
+            batch.proximal_log_probs = proximal_log_probs(batch, self.policy, self._evened)
         for _ in range(0 if warming else self._algorithm.epochs):
             self._pass(batch, self.update_actor)
         for _ in range(self._algorithm.critic_epochs):
@@ -135,9 +144,14 @@ class PolicyTrainer:
             rows = rows[(rows >= 0) & (rows < len(batch))]
             parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
             on = self.context.torch_device
-            update([batch.take(torch.from_numpy(part).to(on)) for part in parts if len(part)])
+            pieces = [batch.take(torch.from_numpy(part).to(on)) for part in parts if len(part)]
+            update(self._evened(pieces, batch.blank))
             if self._must_end():
                 return
+
+    def _evened(self, pieces: list[T], spare: T) -> list[T]:
+        """Ranks that share out weights run their forwards together: whoever has fewer runs along on ``spare``."""
+        return padded(pieces, spare, self.context.device) if self._together else pieces
 
     def _must_end(self) -> bool:
         """Rank 0 alone is told to hurry, and all must stop before the same update."""
@@ -158,7 +172,8 @@ class PolicyTrainer:
                 piece.anchor_logits, piece.age, over,
             )  # fmt: skip
             self.actor.backward(result.loss)
-            self._note(result.statistics)
+            if not piece.is_blank:
+                self._note(result.statistics)
         self.actor.scale_rate(self._rate_share())
         norm = self.actor.apply()
         self.averages.add({} if norm is None else {"policy/grad_norm": norm})
@@ -204,7 +219,8 @@ class PolicyTrainer:
             values = self.policy.value(piece.features)
             result = value_loss(self._algorithm, values, piece.returns, piece.old_values, mask)
             self.critic.backward(result.loss * (result.count / max(1, total)))
-            self._note(result.statistics)
+            if not piece.is_blank:
+                self._note(result.statistics)
         self.critic.apply()
 
     def _anchor_logits(self, batch: DecisionBatch) -> torch.Tensor | None:
@@ -214,18 +230,19 @@ class PolicyTrainer:
         if self._algorithm.kl_anchor == 0:
             return None
         rows = torch.arange(len(batch), device=self.context.torch_device)
+        pieces = [batch.take(part) for part in torch.split(rows, self._algorithm.micro_batch) if len(part)]
         self.anchor.to(self.context.torch_device)
         with torch.no_grad():
             logits = [
-                self.anchor(batch.observations.take(part), batch.tokens[part]).logits
-                for part in torch.split(rows, self._algorithm.micro_batch)
+                self.anchor(piece.observations, piece.tokens).logits
+                for piece in self._evened(pieces, batch.blank)
             ]
         self.anchor.to(self._anchor_rests)
-        return torch.cat(logits)
+        return torch.cat(logits[: len(pieces)]) if pieces else None
 
     @property
     def _anchor_rests(self) -> str:
-        return "cpu" if self.lean.offload else self.context.device
+        return "cpu" if self.lean.offload and not self._together else self.context.device
 
     def _move_anchor(self) -> None:
         import torch
@@ -235,32 +252,46 @@ class PolicyTrainer:
             with torch.no_grad():
                 pairs = zip(self.anchor.actor_parameters(), self.policy.actor_parameters(), strict=True)
                 for anchor, current in pairs:
-                    anchor.lerp_(current.to(anchor.device), 1 - kept)
+                    local_part(anchor).lerp_(local_part(current).to(anchor.device), 1 - kept)
 
     def _note(self, statistics: dict[str, Any]) -> None:
         self.averages.add({name: float(value) for name, value in statistics.items()}, prefix="policy/")
 
-    def moments(self) -> dict[str, Any]:
-        """The optimizers' states, as far as this rank holds them."""
-        return {name: step.optimizer.state_dict() for name, step in self._steps.items()}
+    @property
+    def shared_parts(self) -> list[str]:
+        """Parts of the state of which no rank holds everything."""
+        steps, modules = list(self._steps), list(self._modules)
+        return {"nothing": [], "moments": steps, "weights": [*modules, *steps]}[self.lean.shard]
 
-    def add_moments(self, state: State, others: list[dict[str, Any]]) -> None:
-        """Complete ``state`` by what the other ranks hold."""
-        for name in self._steps:
-            parts = [state[name]["optimizer"], *(each[name] for each in others)]
-            state[name]["optimizer"] = merge(parts)
+    @property
+    def _modules(self) -> dict[str, Policy]:
+        return {"policy": self.policy, "anchor": self.anchor}
 
     @property
     def _steps(self) -> dict[str, OptimizerStep]:
         return {"actor": self.actor, "critic": self.critic}
 
+    def held(self, parts: Sequence[str]) -> State:
+        """What this rank holds of ``parts`` of the state: weights, optimizers."""
+        modules = {name: own_arrays(each) for name, each in self._modules.items() if name in parts}
+        return modules | {name: each.state() for name, each in self._steps.items() if name in parts}
+
+    def joined(self, parts: Sequence[str], held: list[State]) -> State:
+        """Whole ``parts`` from what every rank holds, in the order of the ranks."""
+        whole: State = {}
+        for name in parts:
+            own = [each[name] for each in held]
+            if name in self._modules:
+                whole[name] = join_arrays(self._modules[name], own)
+            else:
+                moments = merge([each["optimizer"] for each in own], self._steps[name].in_pieces)
+                whole[name] = {**own[0], "optimizer": moments}
+        return whole
+
     def state(self) -> State:
-        """Weights, optimizers, counters, the shuffle's generator."""
+        """Weights, optimizers, as far as this rank holds them; counters, the shuffle's generator."""
         return {
-            "policy": module_arrays(self.policy),
-            "anchor": module_arrays(self.anchor),
-            "actor": self.actor.state(),
-            "critic": self.critic.state(),
+            **self.held([*self._modules, *self._steps]),
             "version": self.version,
             "turns": self.turns,
             "updates": self.updates,
@@ -270,8 +301,8 @@ class PolicyTrainer:
 
     def load(self, state: State) -> None:
         """Continue from ``state``."""
-        load_arrays(self.policy, state["policy"])
-        load_arrays(self.anchor, state["anchor"])
+        load_own(self.policy, state["policy"])
+        load_own(self.anchor, state["anchor"])
         self.actor.load(state["actor"])
         self.critic.load(state["critic"])
         self.version, self.turns, self.updates = state["version"], state["turns"], state["updates"]

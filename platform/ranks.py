@@ -66,8 +66,8 @@ class Trainer(Protocol):
         """One turn's updates on this rank's share; every rank must train at the same time."""
         ...
 
-    def moments(self) -> dict[str, Any]:
-        """The optimizers' states, as far as this rank holds them."""
+    def held(self, parts: Sequence[str]) -> State:
+        """Weights and optimizers' states, as far as this rank holds them."""
         ...
 
     def load(self, state: State) -> None:
@@ -113,9 +113,9 @@ class RankWorker:
         """Continue from rank 0's ``state``."""
         self._joined().load(state)
 
-    def moments(self) -> dict[str, Any]:
-        """The optimizers' states, as far as this rank holds them."""
-        return self._joined().moments()
+    def held(self, parts: Sequence[str]) -> State:
+        """What this rank holds of ``parts`` of the trainer's state."""
+        return self._joined().held(parts)
 
     def _joined(self) -> Trainer:
         assert self._trainer is not None, "a rank works once it has joined"
@@ -154,9 +154,9 @@ class Team:
             present=np.concatenate([part.decisions.ravel() for part in batches]),
         )
 
-    def moments(self) -> list[dict[str, Any]]:
-        """What each other rank holds of the optimizers' states."""
-        tickets = [(colleague, colleague.begin("moments")) for colleague in self._colleagues]
+    def held(self, parts: Sequence[str]) -> list[State]:
+        """What each other rank holds of ``parts`` of the trainer's state, in their order."""
+        tickets = [(colleague, colleague.begin("held", parts)) for colleague in self._colleagues]
         return [colleague.finish(ticket) for colleague, ticket in tickets]
 
     def load(self, state: State) -> None:

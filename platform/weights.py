@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,7 +108,15 @@ class WeightStore:
         self._kept = dict(state["kept"])
 
 
-def module_arrays(module: torch.nn.Module) -> Arrays:
+Held = Callable[["torch.Tensor"], "torch.Tensor"]
+"""What this process holds of a weight."""
+
+
+def _all(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def module_arrays(module: torch.nn.Module, held: Held = _all) -> Arrays:
     """A copy of the module's weights as arrays; bfloat16 is widened since numpy has none.
 
     Weights that never change and that everybody has (``Policy.frozen_names``) are left out.
@@ -115,12 +124,12 @@ def module_arrays(module: torch.nn.Module) -> Arrays:
     import torch
 
     def convert(tensor: torch.Tensor) -> NDArray[Any]:
-        tensor = tensor.detach().to("cpu", copy=True)
+        tensor = held(tensor.detach()).to("cpu", copy=True)
         tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
         # safetensors writes an array's memory as it lies: channels-last weights would come back shuffled.
         return np.ascontiguousarray(tensor.numpy())
 
-    frozen = _frozen(module)
+    frozen = frozen_names(module)
     return {name: convert(tensor) for name, tensor in module.state_dict().items() if name not in frozen}
 
 
@@ -128,20 +137,21 @@ def load_arrays(module: torch.nn.Module, arrays: Arrays) -> None:
     """Put published arrays into the module: whole or not at all, since a wrong name or shape raises before any copy."""
     import torch
 
-    frozen = _frozen(module)
+    frozen = frozen_names(module)
     held = {} if not frozen else {name: x for name, x in module.state_dict().items() if name in frozen}
     given = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     if frozen:
-        _require_names(module, given.keys() | held.keys())
+        require_names(module, given.keys() | held.keys())
     module.load_state_dict(given, strict=not frozen)
 
 
-def _frozen(module: torch.nn.Module) -> frozenset[str]:
+def frozen_names(module: torch.nn.Module) -> frozenset[str]:
+    """Weights that nobody publishes: they never change and everybody has them."""
     found: frozenset[str] = getattr(module, "frozen_names", frozenset())
     return found
 
 
-def _require_names(module: torch.nn.Module, names: set[str]) -> None:
+def require_names(module: torch.nn.Module, names: set[str]) -> None:
     """What torch's strict loading would do, if it could be told which names may be absent."""
     wrong = names ^ set(module.state_dict())
     if wrong:

@@ -143,6 +143,13 @@ class Choice(NamedTuple):
     values: Float[Tensor, " B"]
 
 
+class Trunk(NamedTuple):
+    """A part of a policy that runs by a call of its own, and so do its blocks."""
+
+    module: nn.Module
+    blocks: list[nn.Module]
+
+
 class Policy(nn.Module, ABC):
     """An actor, and a critic that reads the actor's features and never changes them.
 
@@ -176,6 +183,10 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def critic_parameters(self) -> Iterator[nn.Parameter]:
         """What the value loss trains."""
+
+    def trunks(self) -> list[Trunk]:
+        """Where most weights lie in blocks that run one after the other; ranks may share these out."""
+        return []
 
     def set_proprio_statistics(self, mean: Float[Tensor, " P"], deviation: Float[Tensor, " P"]) -> None:
         """What the proprio of the data to clone is like. Policies that bring statistics of their own keep those."""

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.openvla import OpenVLAConfig
 from configs.pi0 import PI0Config
 from configs.policy import PolicyConfig
 from policies.base import PolicySpec
 
+if TYPE_CHECKING:
+    from torch import nn
+
 FLOAT32, BFLOAT16 = 4, 2
 """Bytes a number."""
 KEPT_PER_TOKEN = 16
 """Numbers of a layer's width that a Llama layer keeps for its backward pass, per token (norms, projections, feed-forward)."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Of all blocks together, but for the last."""
+
+    trained: int
+    frozen_bytes: int
+    largest_bytes: int
+    """One block's weights."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """One copy."""
+        return self.trained * FLOAT32 + self.frozen_bytes
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,8 @@ class PolicySize:
     head_full: int
     activation_bytes: int
     """What one decision's backward pass keeps."""
+    blocks: Blocks | None = None
+    """What ranks may share out (``Policy.trunks``)."""
 
     @property
     def weight_bytes(self) -> int:
@@ -80,7 +100,18 @@ def _openvla(config: OpenVLAConfig, spec: PolicySpec) -> PolicySize:
         trained, sum(each.numel() for each in frozen), sum(each.numel() * each.element_size() for each in frozen),
         (shape.bins if config.slim else shape.rows) * network.width, shape.rows * network.width,
         tokens * kept * network.width * number,
+        _blocks([block for trunk in network.trunks() for block in trunk.blocks]),
     )  # fmt: skip
+
+
+def _blocks(blocks: list[nn.Module]) -> Blocks:
+    trained = [sum(each.numel() for each in block.parameters() if each.requires_grad) for block in blocks]
+    frozen = [
+        sum(each.numel() * each.element_size() for each in block.parameters() if not each.requires_grad)
+        for block in blocks
+    ]
+    whole = [FLOAT32 * one + other for one, other in zip(trained, frozen, strict=True)]
+    return Blocks(sum(trained), sum(frozen), max(whole))
 
 
 def _pi0(config: PI0Config, spec: PolicySpec) -> PolicySize:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -14,9 +15,13 @@ import numpy as np
 from buffers.memory import MemoryBuffer
 from buffers.records import Record, RecordSpec
 from configs.errors import RoleFailure
-from tests.run_helper import config
+from configs.loader import load_config
+from configs.schema import TrainConfig
+from tests.run_helper import FAST
+from tests.run_helper import POLICY as SMALL
 
 START = multiprocessing.get_context("spawn")
+SETTINGS = [text for text in FAST if text not in SMALL]
 TIMEOUT_S = 600
 """A machine that others use can be many times slower than one of its own."""
 
@@ -52,13 +57,17 @@ def make_learner(
 ) -> Any:
     """A learner with its own store and its own buffers of random records (rank 0 is the one who leases from them)."""
     from platform.context import ANCHOR, POLICY, make_context
+    from platform.lean_optimizer import Lean
     from platform.policy_learner import Pacing, PolicyLearner
     from platform.policy_trainer import PolicyTrainer
     from platform.ranks import LOOPBACK, gather
     from platform.staleness import Rules
     from platform.weights import WeightStore, module_arrays
 
-    settings = config("real+imagined", "env=tabletop_reach", *overrides)
+    sizes = () if any(text.startswith("policy=") for text in overrides) else SMALL
+    settings = load_config(
+        TrainConfig, ["real+imagined", *SETTINGS, "env=tabletop_reach", *sizes, *overrides]
+    )
     context = make_context(settings, seed=0, device="cpu")
     team = gather(colleagues, address=LOOPBACK, device="cpu")
     store = WeightStore()
@@ -78,7 +87,8 @@ def make_learner(
         max_turns=100,
     )  # fmt: skip
     trainer = PolicyTrainer(
-        context, settings.algorithm, store, bound=pacing.rules.bound, discount=0.95, max_turns=100, precision="no"
+        context, settings.algorithm, store, bound=pacing.rules.bound, discount=0.95, max_turns=100, precision="no",
+        lean=Lean(shard=settings.learner.shard) if settings.learner.shard != "nothing" else None,
     )  # fmt: skip
     return PolicyLearner(trainer, pacing, buffers[0], buffers[1], store, store, team=team)
 
@@ -100,7 +110,7 @@ class Piped:
 
     def begin(self, method: str, *args: Any) -> object:
         """Start a call."""
-        self._pipe.send((method, args))
+        _send(self._pipe, (method, args))
         return None
 
     def finish(self, ticket: object, timeout_s: float | None = None) -> Any:
@@ -108,7 +118,7 @@ class Piped:
         try:
             if not self._pipe.poll(TIMEOUT_S if timeout_s is None else timeout_s):
                 raise TimeoutError
-            fine, answer = self._pipe.recv()
+            fine, answer = _received(self._pipe)
         except EOFError as error:
             raise RoleFailure(f"the process of {self._name} died", where=self._name) from error
         if not fine:
@@ -124,18 +134,27 @@ def everywhere(learner: Any, function: Callable[[Any], Any]) -> list[Any]:
     return [own, *(colleague.finish(ticket) for colleague, ticket in zip(colleagues, tickets, strict=True))]
 
 
+def _send(pipe: Connection, what: Any) -> None:
+    """A copy, as between machines: a pipe of torch's would hand over the very memory of a tensor."""
+    pipe.send_bytes(pickle.dumps(what))
+
+
+def _received(pipe: Connection) -> Any:
+    return pickle.loads(pipe.recv_bytes())
+
+
 def _serve(pipe: Connection, build: Callable[[], Any]) -> None:
     from platform.ranks import RankWorker
 
     worker = RankWorker(build)
     while True:
-        method, args = pipe.recv()
+        method, args = _received(pipe)
         try:
             call = partial(_run, worker) if method == "run" else getattr(worker, method)
             answer = (True, call(*args))
         except Exception as error:  # noqa: BLE001  rank 0 is told
             answer = (False, f"{type(error).__name__}: {error}")
-        pipe.send(answer)
+        _send(pipe, answer)
 
 
 def _run(worker: Any, function: Callable[[Any], Any]) -> Any:

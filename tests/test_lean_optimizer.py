@@ -75,7 +75,7 @@ def make_lean(trainer: Any) -> int:
     from platform.acceleration import OptimizerStep
     from platform.lean_optimizer import Lean
 
-    trainer.lean = Lean(shard=True)
+    trainer.lean = Lean(shard="moments")
     for name in ("actor", "critic"):
         before = getattr(trainer, name)
         step = OptimizerStep(
@@ -93,7 +93,7 @@ def policy_weights(trainer: Any) -> dict[str, Any]:
 
 
 def moments_held(trainer: Any) -> list[int]:
-    return sorted(trainer.moments()["actor"]["state"])
+    return sorted(trainer.held(["actor"])["actor"]["optimizer"]["state"])
 
 
 def arrays(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -137,8 +137,10 @@ def test_shared_moments_change_no_step(pair: dict[str, Any]) -> None:
 
 
 def test_nobody_to_share_with() -> None:
-    with pytest.raises(ConfigError, match=r"shard_moments=true has nobody to share with at learner\.ranks=1"):
-        config("real", "learner.shard_moments=true")
+    with pytest.raises(
+        ConfigError, match=r"learner\.shard=moments has nobody to share with at learner\.ranks=1"
+    ):
+        config("real", "learner.shard=moments")
 
 
 def test_nothing_to_offload_from() -> None:
@@ -165,7 +167,7 @@ def test_the_plan_counts_what_is_shared_and_what_lies_elsewhere() -> None:
         return planned[1][0].parts | {"moments alone": planned[0].moment_bytes}
 
     ranks = ("host=ray", "learner.ranks=2")
-    whole, shared, away = learner(*ranks), learner(*ranks, "learner.shard_moments=true"), learner("learner.offload=true")  # fmt: skip
+    whole, shared, away = learner(*ranks), learner(*ranks, "learner.shard=moments"), learner("learner.offload=true")  # fmt: skip
     moments = whole["moments alone"]
     assert whole["gradients and moments"] - shared["gradients and moments"] == moments // 2
     assert away["gradients"] == moments // 2

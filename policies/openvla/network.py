@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
+from policies.base import Trunk
 from policies.openvla.shape import ModelShape
 from policies.openvla.vit import VisionTransformer
 
@@ -120,6 +121,12 @@ class Network(nn.Module):
     def width(self) -> int:
         """E."""
         return int(self.language_model.config.hidden_size)
+
+    def trunks(self) -> list[Trunk]:
+        """The language model, and every tower."""
+        towers = [self.vision_backbone.get_submodule(name) for name in self.vision_backbone.names]
+        held = [(self.language_model.model, "layers"), *((tower, "blocks") for tower in towers)]
+        return [Trunk(module, list(module.get_submodule(blocks).children())) for module, blocks in held]
 
     def embed(self, ids: Int64[Tensor, "B P"]) -> Float[Tensor, "B P E"]:
         """Token ids as the language model reads them."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from configs.openvla import OpenVLAConfig
-from policies.base import Choice, ObservationTensors, Policy, PolicyOutput, PolicySpec, choose_tokens
+from policies.base import Choice, ObservationTensors, Policy, PolicyOutput, PolicySpec, Trunk, choose_tokens
 from policies.instruction_rows import which_instruction
 from policies.instructions import InstructionVocabulary
 from policies.openvla.building import build_network, prompt_encoder
@@ -110,6 +110,10 @@ class OpenVLA(Policy):
         """The critic, float32."""
         values: Tensor = self.value_head(features)
         return values
+
+    def trunks(self) -> list[Trunk]:
+        """The language model, and every tower."""
+        return self.network.trunks()
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
         """What the policy loss trains."""
