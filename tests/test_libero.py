@@ -133,6 +133,26 @@ def test_sampled_starts_follow_their_seed_and_are_nobody_s_init_state(env: Any) 
     assert apart.min() > 0.005
 
 
+def test_arms_of_sampled_starts_are_spread_as_those_of_init_states() -> None:
+    from platform.envs.libero_sim import LiberoSim
+    from platform.envs.libero_suites import init_states, suite_tasks
+
+    task = suite_tasks("libero_object")[0]
+    simulator = LiberoSim(task, LiberoConfig(suite="libero_object", settle_steps=0))
+    joints, places = [], []
+    for seed in range(12):
+        simulator.reset(seed)
+        joints.append(simulator.get_state()[1:8])
+        places.append(simulator.get_state()[10:])
+    simulator.close()
+    theirs = np.array([state[1:8] for state in init_states(task)])
+    # 84 draws of deviation 0.02: its estimate deviates by 0.0015.
+    spread = (np.array(joints) - theirs.mean(axis=0)).std()
+    assert 0.014 < spread < 0.026
+    assert 0.014 < (theirs - theirs.mean(axis=0)).std() < 0.026
+    assert np.array(places).std(axis=0).max() > 1e-3
+
+
 def test_state_and_load_continue_bit_for_bit(env: Any) -> None:
     env.reset(SLOT, seeds(-2))
     env.step(SLOT, actions(3))
