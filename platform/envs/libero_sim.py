@@ -23,6 +23,8 @@ REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float64)
 PLACEMENTS = 100
 """Tries to place all objects apart from each other."""
 CONTROL_HZ = 20
+ARM_DOMAIN = 0xA3
+"""Keeps the draws of the arm apart from others of the same seed."""
 JOINT_NOISE = 0.02
 """Deviation of the arm's joints where an episode begins, in radians: robosuite's, and that of LIBERO's init states in every suite.
 LIBERO's own resets have none, so what learns from them meets arms in its evaluation that it never saw."""
@@ -75,9 +77,10 @@ class LiberoSim:
             DataError: there is no such trial, or the init state is another model's.
         """
         with _numpy_seed(seed % 2**32):
-            # An init state brings the arm along; drawing it anyway would change nothing else.
-            self._place(JOINT_NOISE if trial is None else 0.0)
-        if trial is not None:
+            self._place()
+        if trial is None:
+            self._move_arm(np.random.default_rng([seed, ARM_DOMAIN]))
+        else:
             self.set_state(self._init_state(trial))
         self._env._post_process()
         for _ in range(self._config.settle_steps):
@@ -185,11 +188,16 @@ class LiberoSim:
             self._drawing.close()
         self._env.close()
 
-    def _place(self, joint_noise: float = 0.0) -> None:
+    def _move_arm(self, rng: np.random.Generator) -> None:
+        """Only now: the controller turns the hand back to where it was before, as it does from an init state."""
+        joints = self._robot._ref_joint_pos_indexes
+        self.data.qpos[joints] += rng.normal(0.0, JOINT_NOISE, len(joints))
+        self._mujoco.mj_forward(self.model, self.data)
+
+    def _place(self) -> None:
         """As the first reset after making it: nothing of an earlier episode is left."""
         from robosuite.utils.errors import RandomizationError
 
-        self._robot.initialization_noise = {"magnitude": joint_noise, "type": "gaussian"}
         for _ in range(PLACEMENTS):
             self._env.sim.reset()
             self.model.body_pos[:], self.model.body_quat[:] = self._places

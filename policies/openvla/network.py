@@ -42,13 +42,16 @@ class VisionBackbone(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.names = [tower.name for tower in shape.towers]
+        self._patches = [tower.shape.patches for tower in shape.towers]
         for tower in shape.towers:
             self.add_module(tower.name, VisionTransformer(tower.shape))
 
     def forward(self, pixels: list[Tensor]) -> Float[Tensor, "B N V"]:
         """Of one tensor per tower."""
         towers = [self.get_submodule(name) for name in self.names]
-        return torch.cat([tower(x) for tower, x in zip(towers, pixels, strict=True)], dim=-1)
+        # Only here, not in the tower: FSDP wants no view of a part that it shares out.
+        seen = [tower(x) for tower, x in zip(towers, pixels, strict=True)]
+        return torch.cat([x[:, -count:] for x, count in zip(seen, self._patches, strict=True)], dim=-1)
 
 
 class Projector(nn.Module):

@@ -79,5 +79,7 @@ def fresh_shape(config: OpenVLAConfig) -> ModelShape:
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "max_position_embeddings": 2048,
+        # Llama's own deviation of 0.02 is for a width of thousands: in a narrow model attention would start flat.
+        "initializer_range": config.width**-0.5,
     }
     return ModelShape(tuple(towers), language, vocabulary, -(-vocabulary // 64) * 64, config.bins)

@@ -117,11 +117,11 @@ class VisionTransformer(nn.Module):
             self.reg_token = nn.Parameter(torch.randn(1, shape.registers, shape.width) * 0.02)
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.depth - 1))
 
-    def forward(self, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N E"]:
-        """Patch features of normalised frames."""
+    def forward(self, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B F+N E"]:
+        """Features of normalised frames: those of what stands in front, then the patches'."""
         patches = self.patch_embed(pixels) + self.pos_embed
         front = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         x = torch.cat([*(token.expand(len(patches), -1, -1) for token in front), patches], dim=1)
         for block in self.blocks:
             x = block(x)
-        return x[:, x.shape[1] - self.shape.patches :]
+        return x

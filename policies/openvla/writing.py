@@ -34,9 +34,7 @@ def write_fresh(folder: Path, config: OpenVLAConfig, spec: PolicySpec, *, key: s
     tokenizer = fresh_tokenizer([prompt_text(text) for text in spec.instructions], config.bins)
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=False)
     plain = fresh_shape(config)
-    # Llama's own deviation of 0.02 is for a width of thousands: here attention would start flat.
-    language = {**plain.language, "initializer_range": config.width**-0.5}
-    shape = replace(plain, language=language, vocabulary=vocabulary, rows=vocabulary + PAD)
+    shape = replace(plain, vocabulary=vocabulary, rows=vocabulary + PAD)
     described = describe(shape, config, spec, key)
     weights = _weights(shape, seed)
     (folder / "config.json").write_text(json.dumps(described, indent=1))
