@@ -123,3 +123,18 @@ def test_film_shows_both_worlds(tmp_path: Path) -> None:
     assert enlarged(np.arange(12, dtype=np.uint8).reshape(2, 2, 3), 2)[:, :, 0].tolist() == [
         [0, 0, 3, 3], [0, 0, 3, 3], [6, 6, 9, 9], [6, 6, 9, 9],
     ]  # fmt: skip
+
+
+def test_a_long_film_shows_first_and_last_step_and_no_more_than_a_page_holds():
+    from world_models.film import COLUMNS, MARGIN, film_sheet
+
+    def film(steps: int) -> Film:
+        frames = np.zeros((steps, 64, 64, 3), np.uint8)
+        frames[0, ..., 0], frames[-1, ..., 1] = 200, 200
+        return Film(frames, frames, np.zeros(steps, np.float32))
+
+    long, short = film_sheet([film(35)]), film_sheet([film(4)])
+    assert long.shape[1] - short.shape[1] == (COLUMNS - 4) * (2 * 64 + MARGIN)
+    for sheet in (long, short):
+        assert (sheet == (200, 0, 0)).all(axis=-1).sum() == 2 * 128 * 128
+        assert (sheet == (0, 200, 0)).all(axis=-1).sum() == 2 * 128 * 128

@@ -19,6 +19,10 @@ LABELS = 72
 """Pixels left of a row for its name."""
 INK = (40, 40, 40)
 PAPER = (255, 255, 255)
+COLUMNS = 11
+"""Most steps of a strip: what is wider cannot be read on a page."""
+CELL = 128
+"""Most pixels a side of an enlarged frame."""
 SUCCESS = (20, 140, 60)
 """Colour of a probability at or above the threshold."""
 
@@ -36,7 +40,9 @@ class Film:
     title: str = ""
 
 
-def film_strip(films: Sequence[Film], path: Path, *, enlarge: int = 3, threshold: float = 0.5) -> None:
+def film_strip(
+    films: Sequence[Film], path: Path, *, enlarge: int | None = None, threshold: float = 0.5
+) -> None:
     """Write ``film_sheet`` as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_sheet(film_sheet(films, enlarge=enlarge, threshold=threshold), path)
@@ -49,13 +55,18 @@ def write_sheet(sheet: NDArray[np.uint8], path: Path) -> None:
     Image.fromarray(sheet).save(path)
 
 
-def film_sheet(films: Sequence[Film], *, enlarge: int = 3, threshold: float = 0.5) -> NDArray[np.uint8]:
-    """``[H, W, 3]``: per film the real row above the imagined one, step numbers above, probabilities below.
+def film_sheet(
+    films: Sequence[Film], *, enlarge: int | None = None, threshold: float = 0.5
+) -> NDArray[np.uint8]:
+    """``[H, W, 3]``: per film the real row above the imagined one, step numbers above, probabilities below. A long film
+    shows steps at even distances, the first and the last among them.
 
-    Pixels are enlarged by nearest neighbour, so that nothing is smoothed over.
+    Pixels are enlarged by nearest neighbour, so that nothing is smoothed over; none makes frames about as large as a page
+    has room for.
     """
     from PIL import Image
 
+    enlarge = enlarge or min(3, max(1, CELL // films[0].real.shape[1]))
     blocks = [_strip(film, enlarge, threshold) for film in films]
     width, height = max(b.width for b in blocks), sum(b.height for b in blocks)
     sheet = Image.new("RGB", (width, height), PAPER)
@@ -69,19 +80,20 @@ def film_sheet(films: Sequence[Film], *, enlarge: int = 3, threshold: float = 0.
 def _strip(film: Film, enlarge: int, threshold: float) -> Image.Image:
     from PIL import Image, ImageDraw
 
-    steps, height, width = film.real.shape[:3]
+    length, height, width = film.real.shape[:3]
+    steps = np.unique(np.linspace(0, length - 1, min(length, COLUMNS)).round().astype(np.int64)).tolist()
     cell_w, cell_h = width * enlarge, height * enlarge
     rows = [HEADER * 2, HEADER * 2 + cell_h + MARGIN]
     bottom = rows[1] + cell_h + 2
-    size = (LABELS + steps * (cell_w + MARGIN) + MARGIN, bottom + HEADER + 2 * MARGIN)
+    size = (LABELS + len(steps) * (cell_w + MARGIN) + MARGIN, bottom + HEADER + 2 * MARGIN)
     sheet = Image.new("RGB", size, PAPER)
     draw: Any = ImageDraw.Draw(sheet)
     draw.text((MARGIN, 2), film.title, fill=INK)
     for name, top in zip(("real", "imagined"), rows, strict=True):
         draw.text((MARGIN, top + cell_h // 2 - 6), name, fill=INK)
     draw.text((MARGIN, bottom), "p(success)", fill=INK)
-    for step in range(steps):
-        left = LABELS + step * (cell_w + MARGIN)
+    for column, step in enumerate(steps):
+        left = LABELS + column * (cell_w + MARGIN)
         draw.text((left + cell_w // 2 - 4, HEADER), str(step), fill=INK)
         for frames, top in zip((film.real, film.imagined), rows, strict=True):
             sheet.paste(Image.fromarray(enlarged(frames[step], enlarge)), (left, top))
