@@ -32,7 +32,7 @@ class LiberoConfig:
     effects: bool = False
     """Draw shadows and reflections, as LIBERO does; they double the time of a frame."""
     starts: Literal["sampled", "init_states"] = "sampled"
-    """``sampled``: objects are placed anew for each seed, as LIBERO placed them for its own init states. ``init_states``:
+    """``sampled``: objects and arm are placed anew for each seed, as LIBERO placed them for its own init states. ``init_states``:
     seed k starts from init state k of the suite's file, modulo their number. ``platform.evaluate`` always takes these, so
     that training and demonstrations on sampled starts never see what is judged."""
     settle_steps: NaturalInt = 10

@@ -31,9 +31,9 @@ _FORWARD_ROWS = 512
 
 
 class Evened(Protocol):
-    """Adds its second argument to the list as often as other ranks need this one to run along."""
+    """Adds None to a list of forwards as often as other ranks need this one to run along."""
 
-    def __call__(self, pieces: list[T], spare: T, /) -> list[T]:
+    def __call__(self, pieces: list[T], /) -> list[T | None]:
         """The list that is to be run; answers beyond the own pieces are dropped."""
         ...
 
@@ -104,6 +104,16 @@ class DecisionBatch:
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
+
+    def slices(self, rows: int) -> list[slice]:
+        """All decisions, at most ``rows`` at a time."""
+        return [slice(start, start + rows) for start in range(0, len(self), rows)]
+
+    def seen(self, rows: slice | None) -> tuple[ObservationTensors, torch.Tensor]:
+        """What an actor reads of ``rows``; of the blank decision where there are none."""
+        if rows is None:
+            return self.blank.observations, self.blank.tokens
+        return self.observations.take(rows), self.tokens[rows]
 
     def take(self, index: torch.Tensor) -> DecisionBatch:
         """Rows ``index``."""
@@ -203,12 +213,9 @@ def proximal_log_probs(batch: DecisionBatch, policy: Policy, evened: Evened) -> 
     """``[N, K, D]``: of the batch's tokens by ``policy``, float32, without gradient."""
     import torch
 
-    every = torch.arange(len(batch), device=batch.tokens.device)
-    pieces = [batch.take(rows) for rows in torch.split(every, _FORWARD_ROWS) if len(rows)]
+    pieces = batch.slices(_FORWARD_ROWS)
     with torch.no_grad():
-        found = [
-            policy.log_probs(piece.observations, piece.tokens)[0] for piece in evened(pieces, batch.blank)
-        ]
+        found = [policy.log_probs(*batch.seen(rows))[0] for rows in evened(pieces)]
     return torch.cat(found[: len(pieces)]) if pieces else torch.empty_like(batch.log_probs)
 
 
@@ -251,7 +258,7 @@ def _features(
             policy.features(context.tensors(_observation(piece.batch, piece.rows, piece.columns)))
             .float()
             .cpu()
-            for piece in evened(pieces, pieces[0].cut(1)[0])
+            for piece in (each or pieces[0].cut(1)[0] for each in evened(pieces))
         ]
     flat = torch.cat(computed[: len(pieces)])
     answer = []

@@ -144,14 +144,14 @@ class PolicyTrainer:
             rows = rows[(rows >= 0) & (rows < len(batch))]
             parts = np.array_split(rows, max(1, -(-len(rows) // self._algorithm.micro_batch)))
             on = self.context.torch_device
-            pieces = [batch.take(torch.from_numpy(part).to(on)) for part in parts if len(part)]
-            update(self._evened(pieces, batch.blank))
+            own = [torch.from_numpy(part).to(on) for part in parts if len(part)]
+            update([batch.blank if part is None else batch.take(part) for part in self._evened(own)])
             if self._must_end():
                 return
 
-    def _evened(self, pieces: list[T], spare: T) -> list[T]:
-        """Ranks that share out weights run their forwards together: whoever has fewer runs along on ``spare``."""
-        return padded(pieces, spare, self.context.device) if self._together else pieces
+    def _evened(self, pieces: list[T]) -> list[T | None]:
+        """Ranks that share out weights run their forwards together: whoever has fewer runs along where there is None."""
+        return padded(pieces, self.context.device) if self._together else [*pieces]
 
     def _must_end(self) -> bool:
         """Rank 0 alone is told to hurry, and all must stop before the same update."""
@@ -229,14 +229,10 @@ class PolicyTrainer:
 
         if self._algorithm.kl_anchor == 0:
             return None
-        rows = torch.arange(len(batch), device=self.context.torch_device)
-        pieces = [batch.take(part) for part in torch.split(rows, self._algorithm.micro_batch) if len(part)]
+        pieces = batch.slices(self._algorithm.micro_batch)
         self.anchor.to(self.context.torch_device)
         with torch.no_grad():
-            logits = [
-                self.anchor(piece.observations, piece.tokens).logits
-                for piece in self._evened(pieces, batch.blank)
-            ]
+            logits = [self.anchor(*batch.seen(rows)).logits for rows in self._evened(pieces)]
         self.anchor.to(self._anchor_rests)
         return torch.cat(logits[: len(pieces)]) if pieces else None
 

@@ -72,6 +72,6 @@ def join_arrays(module: torch.nn.Module, parts: list[Arrays]) -> Arrays:
     }
 
 
-def padded(pieces: list[T], spare: T, device: str) -> list[T]:
-    """``pieces``, and ``spare`` as often as it takes to have as many as the rank with most; all ranks must ask together."""
-    return [*pieces, *[spare] * (int(most(device, len(pieces))) - len(pieces))]
+def padded(pieces: list[T], device: str) -> list[T | None]:
+    """``pieces``, and None as often as it takes to have as many as the rank with most; all ranks must ask together."""
+    return [*pieces, *[None] * (int(most(device, len(pieces))) - len(pieces))]

@@ -52,10 +52,10 @@ def batch_for(trained: Any, *, with_proximal: bool) -> Any:
         observations, choice.tokens, choice.log_probs + 0.2 * torch.randn(choice.log_probs.shape, generator=generator),
         valid, torch.randn(DECISIONS, generator=generator), torch.randn(DECISIONS, generator=generator),
         torch.zeros(DECISIONS), trained.policy.features(observations), torch.arange(DECISIONS) % 4,
-        np.zeros(DECISIONS, np.int32), np.ones(DECISIONS, np.bool_), spare=observations.take(slice(0, 1)),
+        np.zeros(DECISIONS, np.int32), np.ones(DECISIONS, np.bool_),
     )  # fmt: skip
     if with_proximal:
-        batch.proximal_log_probs = proximal_log_probs(batch, trained.policy, lambda pieces, spare: pieces)
+        batch.proximal_log_probs = proximal_log_probs(batch, trained.policy, list)
     return batch
 
 
