@@ -19,9 +19,6 @@ from .shares import shares
 if TYPE_CHECKING:
     from policies.sizes import PolicySize
 
-FLOAT32 = 4
-"""Bytes a number."""
-
 
 @dataclass(frozen=True)
 class RoleMemory:
@@ -81,7 +78,7 @@ def _rank_trained(config: TrainConfig, size: PolicySize) -> int:
     gradients = size.training_bytes - size.moment_bytes
     if config.learner.shard != "weights" or size.blocks is None:
         return gradients
-    return gradients - FLOAT32 * size.blocks.trained * (config.learner.ranks - 1) // config.learner.ranks
+    return gradients - size.blocks.gradient_bytes * (config.learner.ranks - 1) // config.learner.ranks
 
 
 def _anchor_and_optimizer(config: TrainConfig, size: PolicySize) -> dict[str, int]:
@@ -123,18 +120,20 @@ def memory_lines(config: TrainConfig, context: Context) -> list[str]:
 
 
 def check_memory(config: TrainConfig, context: Context, there: int) -> None:
-    """Raise ResourceError where the roles' policies do not fit into ``there`` bytes, naming what would help.
+    """Raise ResourceError where the roles' policies do not fit into ``there`` bytes, naming what would help, and ConfigError
+    where ranks cannot share out the policy's weights.
 
     Roles that other machines may take are only judged one by one.
     """
     planned = policy_memory(config, context)
+    if config.learner.shard == "weights" and (planned is None or planned[0].blocks is None):
+        raise ConfigError(
+            f"policy={config.policy.kind} has no blocks whose weights ranks could share out", where="learner.shard",
+            remedy="set learner.shard=moments, or use policy=openvla",
+        )  # fmt: skip
     if planned is None:
-        if config.learner.shard == "weights":
-            raise _no_blocks(config)
         return
-    size, roles = planned
-    if config.learner.shard == "weights" and size.blocks is None:
-        raise _no_blocks(config)
+    _, roles = planned
     spread = isinstance(config.host, RayHostConfig) and config.host.address is not None
     largest = max(roles, key=lambda role: role.total)
     needed = largest.total if spread else sum(role.total for role in roles)
@@ -143,13 +142,6 @@ def check_memory(config: TrainConfig, context: Context, there: int) -> None:
             f"the policies take {_gb(needed)}, there are {_gb(there)}; the largest is {largest}", where="policy",
             remedy=f"set {', '.join(_knobs(config)) or 'a smaller policy'}",
         )  # fmt: skip
-
-
-def _no_blocks(config: TrainConfig) -> ConfigError:
-    return ConfigError(
-        f"policy={config.policy.kind} has no blocks whose weights ranks could share out", where="learner.shard",
-        remedy="set learner.shard=moments, or use policy=openvla",
-    )  # fmt: skip
 
 
 def _knobs(config: TrainConfig) -> list[str]:

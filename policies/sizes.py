@@ -22,7 +22,7 @@ KEPT_PER_TOKEN = 16
 
 @dataclass(frozen=True)
 class Blocks:
-    """Of all blocks together, but for the last."""
+    """Of all blocks together, but for the largest one."""
 
     trained: int
     frozen_bytes: int
@@ -33,6 +33,11 @@ class Blocks:
     def weight_bytes(self) -> int:
         """One copy."""
         return self.trained * FLOAT32 + self.frozen_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Gradients of what trains."""
+        return self.trained * FLOAT32
 
 
 @dataclass(frozen=True)
