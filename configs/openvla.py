@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field
 from configs.decision import check_replan
 from configs.errors import ConfigError
 from configs.fields import NaturalInt, PositiveFloat, PositiveInt, component
+from configs.stored_policy import stored_model_type, temperature_of
 
 
 @component
@@ -41,6 +41,9 @@ class OpenVLAConfig:
     """How many of them are executed before the next decision."""
     bins: Annotated[int, Field(ge=2, le=256)] = 256
     """Action tokens per dimension; a checkpoint says how many it has."""
+    temperature: PositiveFloat | None = None
+    """What acts and is trained is softmax(logits / temperature). A cloned policy that succeeds when greedy and fails when
+    sampled wants less than 1. None is that of the weights at ``path``, and 1 for others."""
     slim: bool = True
     """Keep only the action tokens' rows of the output layer: the same logits, without the memory of the others."""
     image_area: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -81,6 +84,7 @@ class OpenVLAConfig:
     def __post_init__(self) -> None:
         if self.path is not None and stored_model_type(Path(self.path)) == "openvla":
             self.base, self.path = self.path, None
+        self.temperature = temperature_of(self.temperature, self.path)
         if self.head == "l1" and self.decoding != "parallel":
             raise ConfigError(
                 f"policy.head=l1 answers for all places at once, policy.decoding={self.decoding}",
@@ -103,12 +107,3 @@ class OpenVLAConfig:
     def language_is_frozen(self) -> bool:
         """Whether the language model's own weights stay as they are."""
         return self.freeze_language or self.lora_rank > 0
-
-
-def stored_model_type(folder: Path) -> str | None:
-    """What ``folder`` says, in transformers' way, that it holds: "openvla", say; None where it says nothing."""
-    try:
-        stored = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return stored.get("model_type") if isinstance(stored, dict) else None

@@ -10,7 +10,7 @@ from pydantic import Field
 from configs.decision import check_replan
 from configs.errors import ConfigError
 from configs.fields import PositiveFloat, PositiveInt, component
-from configs.openvla import stored_model_type
+from configs.stored_policy import stored_model_type, temperature_of
 
 
 @component
@@ -32,6 +32,9 @@ class PI0Config:
     """Action tokens per dimension: an action is the middle of one of so many equal parts of the environment's range."""
     sigma: PositiveFloat = 0.1
     """Deviation of an action around the end of the flow, as a share of half the environment's range: how much it explores."""
+    temperature: PositiveFloat | None = None
+    """What acts and is trained is softmax(logits / temperature). A cloned policy that succeeds when greedy and fails when
+    sampled wants less than 1. None is that of the weights at ``path``, and 1 for others."""
     steps: PositiveInt = 4
     """Euler steps of the flow, from noise to action (pi0's own default is 10); training goes back through all of them."""
     freeze_vlm: bool = False
@@ -56,6 +59,7 @@ class PI0Config:
     def __post_init__(self) -> None:
         if self.path is not None and stored_model_type(Path(self.path)) == "pi0":
             self.base, self.path = self.path, None
+        self.temperature = temperature_of(self.temperature, self.path)
         check_replan(self.chunk, self.replan)
         for key in ("width", "expert_width"):
             if self.base is None and getattr(self, key) % (2 * self.heads):

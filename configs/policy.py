@@ -9,9 +9,10 @@ from pydantic import Field
 
 from configs.decision import check_replan
 from configs.errors import ConfigError
-from configs.fields import PositiveInt, component
+from configs.fields import PositiveFloat, PositiveInt, component
 from configs.openvla import OpenVLAConfig
 from configs.pi0 import PI0Config
+from configs.stored_policy import temperature_of
 
 
 @component
@@ -37,9 +38,13 @@ class SmallVLAConfig:
     """Channels of the convolutional stem; each stage halves the frame."""
     keypoints: PositiveInt = 16
     """Spatial-softmax keypoints, each one token."""
+    temperature: PositiveFloat | None = None
+    """What acts and is trained is softmax(logits / temperature). A cloned policy that succeeds when greedy and fails when
+    sampled wants less than 1. None is that of the weights at ``path``, and 1 for others."""
 
     def __post_init__(self) -> None:
         check_replan(self.chunk, self.replan)
+        self.temperature = temperature_of(self.temperature, self.path)
         if self.width % self.heads:
             raise ConfigError(
                 f"policy.width={self.width} does not divide by policy.heads={self.heads}",

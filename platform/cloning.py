@@ -35,9 +35,11 @@ class CloningJob:
 
     def __init__(
         self, context: Context, cloned: list[Record], valued: list[Record], held_out: list[Record],
-        budget: PretrainBudget, *, discount: float, precision: Precision,
+        budget: PretrainBudget, *, discount: float, precision: Precision, start: Arrays | None = None,
     ) -> None:  # fmt: skip
-        """``cloned`` are imitated, ``valued`` teach the critic; ``discount`` is per decision."""
+        """``cloned`` are imitated, ``valued`` teach the critic; ``discount`` is per decision. ``start``: weights to go on
+        from, with the proprio statistics that they were trained on.
+        """
         self._context, self._precision = context, precision
         self._policy: Policy = context.make_policy()
         self._cloned, self._held_out = _Decisions(cloned, discount), _Decisions(held_out, discount)
@@ -48,7 +50,10 @@ class CloningJob:
                 f"policy_budget.batch={self._batch} is larger than the data ({len(self._cloned)} decisions)",
                 where="policy_budget.batch", remedy="give more episodes or a smaller batch",
             )  # fmt: skip
-        self._policy.set_proprio_statistics(*self._proprio_statistics())
+        if start is None:
+            self._policy.set_proprio_statistics(*self._proprio_statistics())
+        else:
+            load_arrays(self._policy, start)
         self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
         parameters = {"actor": self._policy.actor_parameters(), "critic": self._policy.critic_parameters()}
         self._steps = {

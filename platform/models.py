@@ -15,7 +15,7 @@ from .weights import Arrays
 
 # These shape neither the weights nor what they mean: a run may change them for a stored model.
 _FREE = {
-    "policy": frozenset({"path", "checkpointing", "frozen_dtype"}),
+    "policy": frozenset({"path", "checkpointing", "frozen_dtype", "temperature"}),
     "obs_model": frozenset(
         [
             "precision",

@@ -59,7 +59,7 @@ def dataset_buffer(context: Context, dataset: Dataset, held_out: float) -> Memor
 
 
 def cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> CloningJob:
-    """The policy on the episodes that are worth cloning."""
+    """The policy on the episodes that are worth cloning; it goes on from the weights at ``policy.path``, where given."""
     records = [record for record in dataset.records if _worth_cloning(record, dataset, config)]
     held = [record for record in records if is_held_out(record.episode_id, config.held_out)]
     train = [record for record in records if not is_held_out(record.episode_id, config.held_out)]
@@ -69,9 +69,11 @@ def cloning_job(config: PretrainConfig, context: Context, dataset: Dataset) -> C
             f"{len(records)} episodes to clone are too few to hold some out", where=config.data,
             remedy="record more episodes",
         )  # fmt: skip
+    path = config.policy.path
     return CloningJob(
         context, train, valued, held, config.policy_budget,
         discount=config.algorithm.gamma**config.policy.replan, precision=config.run.precision,
+        start=None if path is None else read_model(Path(path), POLICY, context),
     )  # fmt: skip
 
 

@@ -159,6 +159,8 @@ class Policy(nn.Module, ABC):
 
     spec: PolicySpec
     vocabulary: InstructionVocabulary
+    temperature: float = 1.0
+    """By which the logits of ``forward`` and ``act`` are divided already."""
     frozen_names: frozenset[str] = frozenset()
     """Weights that never change and that everybody who builds the policy has: they are not published."""
 

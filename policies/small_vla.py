@@ -17,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from configs.policy import SmallVLAConfig
+from configs.stored_policy import temperature_of
 from policies.base import ObservationTensors, Policy, PolicyOutput, PolicySpec
 from policies.instructions import InstructionVocabulary
 from policies.vision import InstructionEncoder, Keypoints, Stem
@@ -165,6 +166,7 @@ class SmallVLA(Policy):
         super().__init__()
         self.spec = spec
         self.vocabulary = InstructionVocabulary(spec.instructions)
+        self.temperature = temperature_of(config.temperature, config.path)
         self.actor = Actor(config, spec, self.vocabulary)
         self.critic = Critic(self.actor.num_features, config.width)
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))
@@ -182,7 +184,7 @@ class SmallVLA(Policy):
     def forward(self, obs: ObservationTensors, tokens: Int64[Tensor, "B K D"] | None = None) -> PolicyOutput:
         """The actor alone; its tokens do not depend on each other."""
         output: PolicyOutput = self.actor(obs, self._proprio(obs))
-        return output
+        return PolicyOutput(output.logits / self.temperature, output.features)
 
     def features(self, obs: ObservationTensors) -> Float[Tensor, "B F"]:
         """What the critic reads."""

@@ -87,6 +87,30 @@ def test_the_policy_standardises_proprio_as_the_cloned_decisions_have_it(whole: 
     np.testing.assert_allclose(stored["proprio_scale"].numpy(), 1 / rows.std(0).clip(0.01), rtol=1e-4)
 
 
+def test_cloning_goes_on_from_a_policy(whole: Path, demos: Path, tmp_path: Path) -> None:
+    """Its first look at the held-out decisions is the last good one at where it starts from; its proprio statistics stay,
+    though other episodes are cloned.
+    """
+    out = tmp_path / "models"
+    argv = [f"data={demos}", f"out={out}", *PRETRAIN, f"policy.path={whole}/policy", "clone_noise=9"]
+    assert pretrain("policy", *argv, "policy.temperature=0.5") == 0
+    first, second = (json.loads((folder / "policy" / "card.json").read_text()) for folder in (whole, out))
+    assert second["history"][0] != first["history"][0]
+    assert (
+        weights(out / "policy")["proprio_mean"].tolist() == weights(whole / "policy")["proprio_mean"].tolist()
+    )
+    again = tmp_path / "again"
+    same = [f"data={demos}", f"out={again}", *PRETRAIN, f"policy.path={whole}/policy"]
+    assert pretrain("policy", *same) == 0
+    assert (
+        json.loads((again / "policy" / "card.json").read_text())["first_val_loss"] == first["best_val_loss"]
+    )
+    stored = [
+        json.loads((folder / "policy" / "config.json").read_text())["config"] for folder in (out, again)
+    ]
+    assert [config["temperature"] for config in stored] == [0.5, 1.0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fit_that_was_cut_ends_with_the_same_weights(
     name: str, whole: Path, demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -115,7 +115,7 @@ class ContinuousOpenVLA(OpenVLA):
             self.frozen_names = self.frozen_names | {lm_head}
 
     def _logits(self, states: Float[Tensor, "B Q E"]) -> Float[Tensor, "B K D bins"]:
-        return gaussian_logits(self.action_head(states), self.centres, self.sigma)
+        return gaussian_logits(self.action_head(states), self.centres, self.sigma) / self.temperature
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
         """What the policy loss trains."""

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from configs.openvla import OpenVLAConfig
+from configs.stored_policy import temperature_of
 from policies.base import Choice, ObservationTensors, Policy, PolicyOutput, PolicySpec, Trunk, choose_tokens
 from policies.instruction_rows import which_instruction
 from policies.instructions import InstructionVocabulary
@@ -42,6 +43,7 @@ class OpenVLA(Policy):
         self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, width), nn.GELU(), nn.Linear(width, width)) \
             if config.proprio else None  # fmt: skip
         self.value_head = ValueHead(self.value_states, width, config.value_width)
+        self.temperature = temperature_of(config.temperature, config.path)
         self._half = config.frozen_dtype == "bfloat16"
         self._write_prompts(config)
         if config.base is not None:
@@ -98,8 +100,12 @@ class OpenVLA(Policy):
         return PolicyOutput(self._logits(states), states.detach().float().flatten(1))
 
     def _logits(self, states: Float[Tensor, "B Q E"]) -> Float[Tensor, "B K D bins"]:
-        logits = self.network.language_model.logits(states)
+        logits = self._place_logits(states)
         return logits.reshape(len(logits), self.spec.chunk, self.spec.action_dim, -1)
+
+    def _place_logits(self, states: Float[Tensor, "B Q E"]) -> Float[Tensor, "B Q bins"]:
+        logits: Tensor = self.network.language_model.logits(states)
+        return logits / self.temperature
 
     def features(self, obs: ObservationTensors) -> Float[Tensor, "B F"]:
         """What the critic reads."""
@@ -176,7 +182,7 @@ class AutoregressiveOpenVLA(OpenVLA):
             for place in range(self.places):
                 state = self.network.continued(cache, kept, new)[:, -1:]
                 features = state[:, 0].float() if features is None else features
-                logits = self.network.language_model.logits(state)[:, 0]
+                logits = self._place_logits(state)[:, 0]
                 token, log_prob = choose_tokens(
                     logits, greedy=greedy, noise=None if drawn is None else drawn[:, place]
                 )
