@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .gymnasium_env import resize_area
+from .libero_detail import coarser
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Our name of a camera to MuJoCo's."""
@@ -43,7 +44,8 @@ class Drawing:
         self._untouched = mujoco.MjvPerturb()
         self._view = mujoco.MjvCamera()
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        shapes = model if effects else coarser(model, drawn_at)
+        self._context = mujoco.MjrContext(shapes, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._place = mujoco.MjrRect(0, 0, drawn_at, drawn_at)
         self.close = weakref.finalize(self, _free, self._gl, self._context)
