@@ -56,8 +56,20 @@ class AlgorithmBase:
     """Loss of the critic."""
     value_clip: NaturalFloat = 0.0
     """Clip range of the value around the recorded one; 0 turns it off."""
+    value_range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """Least and largest return there can be: values are clipped to it where advantages and returns are made of them. [0, 1]
+    where success is the only reward. Short imagined segments end in the critic's own values, which can otherwise
+    drive each other beyond any return."""
+    time_limit: Literal["bootstrap", "end"] = "bootstrap"
+    """What the time limit of a real episode means: ``bootstrap`` from the critic as if it went on, or its ``end``: who had not
+    succeeded by then failed."""
 
     def __post_init__(self) -> None:
+        if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
+            raise ConfigError(
+                f"algorithm.value_range={self.value_range} is empty", where="algorithm.value_range",
+                remedy="give the least return first, for example [0, 1]",
+            )  # fmt: skip
         if self.batch % self.micro_batch:
             raise ConfigError(
                 f"algorithm.batch={self.batch} does not divide by algorithm.micro_batch={self.micro_batch}",

@@ -30,7 +30,7 @@ class LiberoConfig:
     """Height and width at which frames are drawn before they are resized; none draws at ``camera_size``. LIBERO's own
     protocol draws at 256."""
     effects: bool = False
-    """Draw shadows, reflections and every triangle, as LIBERO does. Without, corners of a shape that lie within a quarter of a
+    """Draw shadows, reflections and every triangle, as LIBERO does. Without, corners of a shape that lie within a third of a
     pixel (at the objects' distance) are one: a frame takes a quarter to a half of the time."""
     starts: Literal["sampled", "init_states"] = "sampled"
     """``sampled``: objects and arm are placed anew for each seed, as LIBERO placed them for its own init states. ``init_states``:

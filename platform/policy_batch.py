@@ -188,8 +188,11 @@ def _record_part(
     from policies.advantages import gae
 
     values = _values(batch, features, policy, recompute=algorithm.recompute_values)
+    if algorithm.value_range is not None:
+        values = values.clamp(*algorithm.value_range)
+    out_of_time = batch.truncated & ~batch.imagined & (algorithm.time_limit == "end")
     advantages, returns = gae(
-        torch.from_numpy(np.array(batch.rewards)), values, torch.from_numpy(np.array(batch.terminated)),
+        torch.from_numpy(np.array(batch.rewards)), values, torch.from_numpy(batch.terminated | out_of_time),
         torch.from_numpy(np.array(batch.lengths)), discount, algorithm.gae_lambda,
     )  # fmt: skip
     kept = lag_mask(batch.version, batch.decisions, version, bound)

@@ -20,13 +20,16 @@ settings.register_profile("reverie", deadline=None)
 settings.load_profile("reverie")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers a file stays on one, and whole runs on Ray, which fill the machine, come last, one at a time."""
+    """With several workers a file stays on one. Whole runs on Ray, which fill the machine, go one at a time, and begin at once:
+    they are the longest row. xdist reads the marks in the same hook, so this comes before it.
+    """
 
     def on_ray(item: pytest.Item) -> bool:
         return "ray" in item.path.stem.split("_")
 
-    items.sort(key=on_ray)
+    items.sort(key=lambda item: not on_ray(item))
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if on_ray(item) else item.path.stem))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from platform.envs.libero_detail import coarser, one_per_cell  # isort: skip
+from platform.envs.libero_detail import coarser, in_view, one_per_cell  # isort: skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,3 +48,33 @@ def test_vertices_of_a_cell_are_its_first(seed: int, count: int, cell: float) ->
     chosen = one_per_cell(vertices, cell)
     cubes = [tuple(row) for row in np.floor((vertices - vertices.min(0)) / cell).astype(int)]
     assert chosen.tolist() == [cubes.index(cube) for cube in cubes]
+
+
+def test_only_what_reaches_into_the_frame_is_in_view() -> None:
+    """A camera at the origin looks along -z over 90 degrees: the frame's right edge is the plane x = -z. A ball of radius 1
+    at (5, 0, -4) lies sqrt(1/2) beyond it, one at (6, 0, -4) lies sqrt(2).
+    """
+    places = {
+        "ahead": (0, 0, -5),
+        "touches": (5, 0, -4),
+        "right": (6, 0, -4),
+        "above": (0, 6, -4),
+        "behind": (0, 0, 2),
+    }
+    balls = "".join(
+        f'<geom name="{name}" type="sphere" size="1" pos="{x} {y} {z}"/>'
+        for name, (x, y, z) in places.items()
+    )
+    floor = '<geom name="floor" type="plane" size="1 1 1" pos="0 0 9"/>'
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><worldbody><camera name="eye" fovy="90"/>{balls}{floor}</worldbody></mujoco>'
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    shown = in_view(model, data, 0)
+    names = [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_GEOM, number) for number in range(model.ngeom)]
+    assert {name for name, inside in zip(names, shown, strict=True) if inside} == {
+        "ahead",
+        "touches",
+        "floor",
+    }

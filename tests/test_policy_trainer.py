@@ -115,3 +115,56 @@ def test_statistics_are_reported_by_lag(objective: list[str]) -> None:
     trained.update_actor([batch_for(trained, with_proximal=trained.recomputes)])
     names = {name for name in trained.averages.take() if "/lag_" in name}
     assert {f"policy/effective_sample_size/lag_{lag}" for lag in ("0", "1", "2_3")} <= names
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], [2.7, 2.7, 1.0, 2.7]),
+        (["algorithm.value_range=[0,1]"], [0.9, 0.9, 1.0, 0.9]),
+        (["algorithm.value_range=[0,1]", "algorithm.time_limit=end"], [0.0, 0.9, 1.0, 0.9]),
+    ],
+)
+def test_what_comes_after_the_last_decision(
+    overrides: list[str], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of one decision: a real one out of time, an imagined one at its horizon, a success, a real one that goes on. The
+    critic says 3, the discount is 0.9.
+    """
+    from platform.policy_batch import decision_batch
+
+    from buffers.records import RecordBatch
+
+    trained = trainer(*overrides)
+    monkeypatch.setattr(trained.policy, "value", lambda features: torch.full(features.shape[:-1], 3.0))
+    spec = trained.context.record_spec
+    shape = (4, 1, spec.chunk, spec.action_dim)
+    records = RecordBatch(
+        images={name: np.zeros((4, 2, *size, 3), np.uint8) for name, size in spec.cameras.items()},
+        proprio=np.zeros((4, 2, spec.proprio_dim), np.float32),
+        instructions=[trained.context.env_spec.instructions[0]] * 4,
+        tokens=np.zeros(shape, np.int16), log_probs=np.zeros(shape, np.float32), valid=np.ones(shape[:3], np.bool_),
+        rewards=np.array([[0], [0], [1], [0]], np.float32), values=np.zeros((4, 1), np.float32),
+        version=np.zeros((4, 1), np.int32), lengths=np.ones(4, np.int64),
+        terminated=np.array([False, False, True, False]), truncated=np.array([True, True, False, False]),
+        success=np.array([False, False, True, False]), imagined=np.array([False, True, False, False]),
+        episode_ids=np.arange(4),
+    )  # fmt: skip
+    batch = decision_batch(
+        trained.context,
+        [records],
+        trained.policy,
+        trained._algorithm,
+        version=0,
+        bound=9,
+        discount=0.9,
+        evened=list,
+    )
+    assert batch.returns.tolist() == pytest.approx(expected)
+
+
+def test_an_empty_range_of_values_is_refused() -> None:
+    from configs.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"value_range=\[1\.0, 0\.0\] is empty"):
+        config("real", "algorithm.value_range=[1,0]")

@@ -1,4 +1,4 @@
-"""Shapes without the detail that no pixel shows: LIBERO's scanned objects have more triangles than a frame has pixels."""
+"""Shapes without what no pixel shows: LIBERO's scanned objects have more triangles than a frame has pixels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 VIEW = 1.0
 """Metres across a frame of LIBERO's agentview at the objects' distance."""
-SHARE_OF_PIXEL = 0.25
+SHARE_OF_PIXEL = 0.3
 
 
 def coarser(model: Any, pixels: int) -> Any:
     """A copy of MuJoCo's ``model`` to draw frames of ``pixels`` a side from: vertices of a mesh that lie in one cell of a
-    quarter of a pixel are one, and triangles that thereby have no area are gone (vertex clustering, Rossignac and Borrel
+    third of a pixel are one, and triangles that thereby have no area are gone (vertex clustering, Rossignac and Borrel
     1993). Vertices keep their places and numbers, so whatever refers to them still fits.
     """
     drawn = copy.copy(model)
@@ -31,6 +31,20 @@ def coarser(model: Any, pixels: int) -> Any:
             getattr(drawn, name)[target] = getattr(model, name)[faces][kept]
         drawn.mesh_facenum[mesh] = len(kept)
     return drawn
+
+
+def in_view(model: Any, data: Any, camera: int) -> NDArray[np.bool_]:
+    """Whether the ball around each shape of ``model`` reaches into what a square frame of ``camera`` shows; shapes without an
+    end always do.
+    """
+    half = np.deg2rad(model.cam_fovy[camera]) / 2
+    seen = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)
+    sideways, ahead = np.abs(seen[:, :2]), -seen[:, 2:]
+    # Distance beyond the planes that bound the frame, which go through the camera.
+    beyond = (sideways * np.cos(half) - ahead * np.sin(half)).max(axis=1)
+    radius = model.geom_rbound
+    inside: NDArray[np.bool_] = (radius == 0) | ((beyond < radius) & (ahead[:, 0] > -radius))
+    return inside
 
 
 def one_per_cell(vertices: NDArray[np.floating[Any]], cell: float) -> NDArray[np.int64]:

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .gymnasium_env import resize_area
-from .libero_detail import coarser
+from .libero_detail import coarser, in_view
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Our name of a camera to MuJoCo's."""
-COLLISION, VISUAL = 0, 1
-"""robosuite's groups of shapes."""
+COLLISION, VISUAL, OUT_OF_VIEW = 0, 1, 5
+"""robosuite's groups of shapes, and one that nobody uses."""
 MOST_SHAPES = 1000
 LEAST_PIXELS = 64
 """Smaller frames are drawn at this size and resized: at 32 px OSMesa left the last rows unwritten."""
@@ -29,7 +29,7 @@ class Drawing:
 
     def __init__(self, model: Any, cameras: list[str], size: int, drawn_at: int, *, effects: bool) -> None:
         drawn_at = max(drawn_at, LEAST_PIXELS)
-        self._model, self._size, self._drawn_at = model, size, drawn_at
+        self._model, self._size, self._drawn_at, self._effects = model, size, drawn_at, effects
         self._cameras = {
             name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, CAMERAS[name]) for name in cameras
         }
@@ -40,7 +40,8 @@ class Drawing:
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._scene.flags[flag] = int(effects)
         self._options = mujoco.MjvOption()
-        self._options.geomgroup[COLLISION], self._options.geomgroup[VISUAL] = 0, 1
+        for group, shown in ((COLLISION, 0), (VISUAL, 1), (OUT_OF_VIEW, 0)):
+            self._options.geomgroup[group] = shown
         self._untouched = mujoco.MjvPerturb()
         self._view = mujoco.MjvCamera()
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
@@ -57,10 +58,16 @@ class Drawing:
 
     def _draw(self, data: Any, camera: int) -> NDArray[np.uint8]:
         self._view.fixedcamid = camera
+        groups = self._model.geom_group
+        if not self._effects:
+            held = groups.copy()
+            groups[~in_view(self._model, data, camera)] = OUT_OF_VIEW
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(
             self._model, data, self._options, self._untouched, self._view, everything, self._scene
         )
+        if not self._effects:
+            groups[:] = held
         mujoco.mjr_render(self._place, self._scene, self._context)
         frame = np.empty((self._drawn_at, self._drawn_at, 3), np.uint8)
         mujoco.mjr_readPixels(frame, None, self._place, self._context)
