@@ -183,7 +183,8 @@ class PretrainConfig:
 
     what: Literal["policy", "obs_model", "reward_model", "all"]
     data: str
-    """Dataset folder, LeRobot dataset of version 3, or folder of LIBERO's HDF5 files: which one is seen by what is in it."""
+    """Dataset folder, LeRobot dataset of version 3, folder of LIBERO's HDF5 files, or the directory of a run, whose real episodes
+    count: which one is seen by what is in it."""
     out: str = "outputs/pretrained"
     """Folder for the models; a model in it is never overwritten. ``run.resume=<that folder>`` goes on with what is
     missing there, under the configuration it was begun with."""

@@ -33,7 +33,7 @@ CLIPPED = 0.05
 
 
 def read_any(folder: str | Path, context: Context, *, gamma: float) -> Dataset:
-    """All episodes of a folder: ours, a LeRobot dataset of version 3, or LIBERO's HDF5 files.
+    """All episodes of a folder: ours, what a run collected, a LeRobot dataset of version 3, or LIBERO's HDF5 files.
 
     Args:
         folder: Where they lie.
@@ -44,6 +44,10 @@ def read_any(folder: str | Path, context: Context, *, gamma: float) -> Dataset:
         DataError: no such format, torn, or of another env; what only ``platform.demos import`` can settle says so.
     """
     folder = Path(folder)
+    if is_run(folder):
+        collected = ours_in(folder)
+        assert collected is not None
+        return Dataset(collected.spec, collected.info, list(collected.records))
     kind = detect(folder)
     if kind == OURS:
         return read_dataset(folder, between=context.record_spec.between)

@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 from platform.command import main
-from platform.datasets import run_episodes
+from platform.datasets import read_any, run_episodes
 from platform.demos import run, start
 from platform.pretrain import run as pretrain
 
@@ -82,9 +82,13 @@ def test_what_a_run_collected_is_exported(tmp_path, capsys):
     assert found["format"] == "run"
     assert run(["export", f"data={folder}", f"out={tmp_path}/lerobot", "lossless=true"]) == 0
     assert run(["import", f"data={tmp_path}/lerobot", f"out={tmp_path}/back"]) == 0
-    _, collected = run_episodes(folder)
     back = read_dataset(tmp_path / "back").records
+    context, collected = run_episodes(folder)
     assert found["episodes"] == len(collected) == len(back) > 0
+    taken = read_any(folder, context, gamma=0.99).records
+    assert len(taken) == len(collected)
+    for one, two in zip(taken, collected, strict=True):
+        assert_same_record(one, two)
     for one, two in zip(collected, back, strict=True):
         assert_same_record(one, two)
 
