@@ -12,7 +12,7 @@ from buffers.dataset import INDEX, Dataset
 from buffers.index import is_held_out
 from configs.world_model import WorldModelConfig
 
-from .context import OBS_MODEL
+from .context import OBS_MODEL, POLICY
 from .storage import read_json
 
 CARD = "card.json"
@@ -90,6 +90,16 @@ def together_page(facts: dict[str, Any], table: str) -> str:
             f"| [{name}]({name}/{PAGE}) | {card['updates']} | {card['first_val_loss']:.4f} | "
             f"{card['best_val_loss']:.4f} | {card['wall_s']:.0f} |"
         )
+    success = facts["models"][POLICY]["success"]
+    if success:
+        lines += ["", "## The cloned policy", "", "| choice | real, held-out starts | imagined, whole episodes |", "|---|---|---|"]  # fmt: skip
+        for name, rate in success.items():
+            both = (rate, facts["imagined_success"][name])
+            lines.append(f"| {name} | " + " | ".join(f"{100 * r['rate']:.1f} % of {r['trials']}" for r in both) + " |")  # fmt: skip
+        lines += [
+            "",
+            "Models that see no difference where the real rates differ have nothing to teach there.",
+        ]
     lines += ["", "## Quality on held-out real episodes", "", table]
     return "\n".join(lines)
 

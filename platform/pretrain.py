@@ -241,28 +241,38 @@ def _success(config: PretrainConfig, context: Context, arrays: Arrays) -> dict[s
 
 
 def _report(config: PretrainConfig, context: Context, dataset: Dataset, out: Path) -> None:
+    from .imagined_success import imagined_success
     from .pretrain_jobs import dataset_buffer
     from .quality import quality_table, report_quality
 
     models = {name: read_model(out / name, name, context) for name in (OBS_MODEL, REWARD_MODEL)}
     schedule = config.imagination.schedule
     longest = int(getattr(schedule, "end", 0) or getattr(schedule, "horizon", 0))
+    real = dataset_buffer(context, dataset, config.held_out)
     quality = report_quality(
-        context, dataset_buffer(context, dataset, config.held_out), models, out / "media",
+        context, real, models, out / "media",
         horizon=min(longest, context.record_spec.max_decisions),
     )  # fmt: skip
     table = quality_table(quality)
+    policy = context.make_policy().eval()
+    load_arrays(policy, read_model(out / POLICY, POLICY, context))
+    imagined = {
+        name: imagined_success(context, real, models, policy, greedy=name == "greedy").to_json()
+        for name in ("greedy", "sampled")
+    }
     facts = {
         "data": data_facts(dataset, config.data, config.held_out),
         "models": {name: read_json(out / name / CARD) for name in MODELS},
         "quality": quality.to_json(),
+        "imagined_success": imagined,
     }
     (out / CARD).write_text(json.dumps(facts, indent=1))
     (out / PAGE).write_text(together_page(facts, table))
     sys.stdout.write(table)
     for name, rate in facts["models"][POLICY]["success"].items():
         sys.stdout.write(
-            f"cloned policy, {name}: {100 * rate['rate']:.1f} % of {rate['trials']} held-out starts\n"
+            f"cloned policy, {name}: {100 * rate['rate']:.1f} % of {rate['trials']} held-out starts, "
+            f"{100 * imagined[name]['rate']:.1f} % of {imagined[name]['trials']} imagined episodes\n"
         )
 
 

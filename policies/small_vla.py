@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from configs.policy import SmallVLAConfig
-from configs.stored_policy import temperature_of
+from configs.stored_policy import UNCHANGED
 from policies.base import ObservationTensors, Policy, PolicyOutput, PolicySpec
 from policies.instructions import InstructionVocabulary
 from policies.vision import InstructionEncoder, Keypoints, Stem
@@ -166,7 +166,7 @@ class SmallVLA(Policy):
         super().__init__()
         self.spec = spec
         self.vocabulary = InstructionVocabulary(spec.instructions)
-        self.temperature = temperature_of(config.temperature, config.path)
+        self.temperature = UNCHANGED if config.temperature is None else config.temperature
         self.actor = Actor(config, spec, self.vocabulary)
         self.critic = Critic(self.actor.num_features, config.width)
         self.register_buffer("proprio_mean", torch.zeros(spec.proprio_dim))

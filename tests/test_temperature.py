@@ -8,9 +8,11 @@ import torch
 
 pytest.importorskip("transformers")
 
+from configs.loader import config_from_dict, config_to_dict, load_config
 from configs.openvla import OpenVLAConfig
 from configs.pi0 import PI0Config
 from configs.policy import PolicyConfig, SmallVLAConfig
+from configs.schema import EvaluateConfig
 from policies.base import make_policy, token_log_probs
 from tests.openvla_helper import make_spec, observe, small
 
@@ -51,9 +53,17 @@ def test_logits_are_divided_wherever_tokens_are_chosen_or_judged(kind: str) -> N
 
 @pytest.mark.parametrize("config", [SmallVLAConfig, OpenVLAConfig, PI0Config])
 def test_weights_bring_theirs_unless_another_is_given(config: type[PolicyConfig], tmp_path: Path) -> None:
-    assert config().temperature == 1
+    assert config().temperature is None
     assert config(path=str(tmp_path)).temperature == 1
     for stored, expected in (({"temperature": 0.4}, 0.4), ({"temperature": None}, 1.0), ({}, 1.0)):
         (tmp_path / "config.json").write_text(json.dumps({"model": "policy", "config": stored}))
         assert config(path=str(tmp_path)).temperature == expected
         assert config(path=str(tmp_path), temperature=0.7).temperature == 0.7
+
+
+def test_a_command_line_takes_that_of_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model": "policy", "config": {"temperature": 0.4}}))
+    for extra, expected in (([], 0.4), (["policy.temperature=0.7"], 0.7)):
+        read = load_config(EvaluateConfig, [f"policy.path={tmp_path}", *extra])
+        assert read.policy.temperature == expected
+        assert config_from_dict(EvaluateConfig, config_to_dict(read)).policy.temperature == expected

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from configs.openvla import OpenVLAConfig
-from configs.stored_policy import temperature_of
+from configs.stored_policy import UNCHANGED
 from policies.base import Choice, ObservationTensors, Policy, PolicyOutput, PolicySpec, Trunk, choose_tokens
 from policies.instruction_rows import which_instruction
 from policies.instructions import InstructionVocabulary
@@ -43,7 +43,7 @@ class OpenVLA(Policy):
         self.proprio = nn.Sequential(nn.Linear(spec.proprio_dim, width), nn.GELU(), nn.Linear(width, width)) \
             if config.proprio else None  # fmt: skip
         self.value_head = ValueHead(self.value_states, width, config.value_width)
-        self.temperature = temperature_of(config.temperature, config.path)
+        self.temperature = UNCHANGED if config.temperature is None else config.temperature
         self._half = config.frozen_dtype == "bfloat16"
         self._write_prompts(config)
         if config.base is not None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.pi0 import PI0Config
-from configs.stored_policy import temperature_of
+from configs.stored_policy import UNCHANGED
 from policies.base import ObservationTensors, Policy, PolicyOutput, PolicySpec
 from policies.gaussian import gaussian_logits, uniform_centres
 from policies.instruction_rows import which_instruction
@@ -58,7 +58,7 @@ class PI0Policy(Policy):
         vision = described.vlm_config.vision_config
         self.prepare = ImagePreparation((vision.image_size,), (SIGLIP[0],), (SIGLIP[1],))
         self.steps, self.sigma = config.steps, config.sigma
-        self.temperature = temperature_of(config.temperature, config.path)
+        self.temperature = UNCHANGED if config.temperature is None else config.temperature
         self._frozen_vlm = config.freeze_vlm
         self._cache_name = cache_name()
         width = described.vlm_config.text_config.hidden_size
