@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 UNCHANGED = 1.0
 """The temperature of logits as they are."""
 
