@@ -24,6 +24,8 @@ from .libero_sim import LiberoSim
 Vector = NDArray[np.float64]
 MOVE_SCALE, TURN_SCALE = 0.05, 0.5
 """Metres and radians that an action of 1 asks for."""
+EAGER = 2.0
+"""How far beyond a waypoint is asked for: where the arm is stretched it stops short by nearly 2 cm."""
 OPEN, CLOSE = -1.0, 1.0
 UP = np.array([0.0, 0.0, 1.0])
 HOVER = 0.09
@@ -71,6 +73,7 @@ class PickAndPlace:
         self._robot = {self._shapes.root(hand)}
         self._phase = self._approach
         self._grasp: Grasp | None = None
+        self._missed: list[Vector] = []
         self._seen, self._held_at = np.zeros(3), np.zeros(3)
         self._waited = 0
 
@@ -160,6 +163,8 @@ class PickAndPlace:
     def _holding(self, goal: Vector) -> Vector:
         """Towards ``goal`` with closed fingers; from the start when the object has slipped out of them."""
         if np.linalg.norm(self._offset() - self._held_at) > SLIPPED:
+            self._missed.append(self._relative[0])
+            self._grasp = None
             self._phase, self._waited = self._approach, 0
             return self._towards(self._sim.gripper()[0] + 0.03 * UP, OPEN)
         return self._towards(goal, CLOSE)
@@ -170,7 +175,7 @@ class PickAndPlace:
         if self._grasp is None or np.linalg.norm(self._centre(points) - self._seen) > NEAR:
             around = self._shapes.others(data, besides={*self._robot, self._object})
             _, rotation = self._sim.gripper()
-            chosen = choose_grasp(points, around, rotation[:, 0])
+            chosen = choose_grasp(points, around, rotation[:, 0], missed=self._missed)
             self._relative = chosen.point - self._centre(points), chosen.fingers
         self._seen = self._centre(points)
         offset, fingers = self._relative
@@ -186,11 +191,14 @@ class PickAndPlace:
         return centre
 
     def _over_target(self, height: float) -> Vector:
-        """Where the hand is when the object is over the middle of the target."""
-        points = self._shapes.of(self._sim.data, self._object)
-        target = self._centre(self._shapes.of(self._sim.data, self._target))
+        """Where the hand is when the object is over the middle of the target: its own middle, which LIBERO judges by, and not
+        that of the room it takes while it hangs askew.
+        """
+        data = self._sim.data
+        inside = self._centre(self._shapes.of(data, self._target))
+        target = inside if self._contains else data.xpos[self._target]
         position, _ = self._sim.gripper()
-        shift = (target - self._centre(points))[:2]
+        shift = (target - data.xpos[self._object])[:2]
         return np.array([position[0] + shift[0], position[1] + shift[1], height])
 
     def _carry_height(self) -> float:
@@ -223,7 +231,7 @@ class PickAndPlace:
 
     def _towards(self, goal: Vector, grip: float) -> Vector:
         position, rotation = self._sim.gripper()
-        move = np.clip((goal - position) / MOVE_SCALE, -1, 1)
+        move = np.clip(EAGER * (goal - position) / MOVE_SCALE, -1, 1)
         turn = np.clip(self._turn(rotation) / TURN_SCALE, -1, 1) if self._grasp is not None else np.zeros(3)
         return np.concatenate([move, turn, [grip]])
 

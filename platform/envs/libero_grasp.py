@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ FLOOR = 0.014
 """Nearer to the object's bottom the fingers never go."""
 HAND_ABOVE = 0.06
 """Above the fingertips by this much the hand begins, which is wider than the fingers."""
+ALIKE = 0.02
+"""Grasps whose points are nearer than that are one."""
 TURN_COST, BLOCK_COST, SIDE_COST = 0.15, 3.0, 0.3
 
 
@@ -35,11 +38,16 @@ class Grasp:
 
 
 def choose_grasp(
-    points: Points, obstacles: Points, fingers_now: Points, prefer: Points | None = None
+    points: Points,
+    obstacles: Points,
+    fingers_now: Points,
+    prefer: Points | None = None,
+    missed: Sequence[Points] = (),
 ) -> Grasp:
     """The cheapest grasp of an object with ``points`` ``[n, 3]``: free of ``obstacles`` ``[m, 3]``, with little turning.
 
-    ``prefer`` is the horizontal direction on whose side a rim is rather held.
+    ``prefer`` is the horizontal direction on whose side a rim is rather held; ``missed`` are points ``[3]`` from the middle of
+    the object at which a grasp has failed.
     """
     centre = (points.min(axis=0) + points.max(axis=0)) / 2
     top, bottom = points[:, 2].max(), points[:, 2].min()
@@ -61,8 +69,16 @@ def choose_grasp(
             height = max(bottom + FLOOR, top - RIM_DEPTH)
             away = 0.0 if prefer is None else SIDE_COST * (1 - side * float(fingers @ prefer)) / 2
             grasps.append((cost + away + 1.0, Grasp(np.array([place[0], place[1], height]), fingers)))
-    blocked = [cost + BLOCK_COST * _in_the_way(grasp, obstacles) for cost, grasp in grasps]
+    blocked = [
+        cost + BLOCK_COST * (_in_the_way(grasp, obstacles) + _missed_before(grasp.point - centre, missed))
+        for cost, grasp in grasps
+    ]
     return grasps[int(np.argmin(blocked))][1]
+
+
+def _missed_before(offset: Points, missed: Sequence[Points]) -> int:
+    """How often one that is nearly the same has failed."""
+    return sum(float(np.linalg.norm(offset - each)) < ALIKE for each in missed)
 
 
 def _in_the_way(grasp: Grasp, obstacles: Points) -> float:
