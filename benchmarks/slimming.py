@@ -135,8 +135,8 @@ def plot(rows: list[dict[str, Any]]) -> None:
         heights = [row[key] / rows[0][key] for key in measures]
         axes.bar([x + 0.27 * place for x in range(3)], heights, 0.25, label=row["variant"])
     axes.set_xticks([x + 0.27 for x in range(3)], list(measures.values()))
-    axes.set_ylabel("relative to all tokens, whole sequence")
-    axes.legend()
+    axes.set_ylabel("relative to the first")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     figure.tight_layout()
     RESULTS.mkdir(exist_ok=True)
     figure.savefig(RESULTS / "slimming.png", dpi=130)
