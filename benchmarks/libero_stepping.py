@@ -1,7 +1,8 @@
 """Env steps per second of LIBERO: as its package steps it, and as Reverie does. ``--quick``: fewer chunks.
 
 One camera at 128 px, chunks of 8 actions, the same actions from the same init state. Stock draws every env step with shadows
-and reflections; Reverie draws after each chunk, without them, and leaves out what robosuite computes twice. Both simulations
+and reflections; Reverie draws after each chunk, without them and from coarser shapes, and leaves out what robosuite
+computes twice. Both simulations
 are compared bit for bit after every chunk. The two take turns, so that whatever else the machine does slows both.
 
 Prints a table and one JSON object as its last line; saves numbers and a plot under ``benchmarks/results/``.

@@ -31,7 +31,7 @@ class LiberoConfig:
     protocol draws at 256."""
     effects: bool = False
     """Draw shadows, reflections and every triangle, as LIBERO does. Without, corners of a shape that lie within a third of a
-    pixel (at the objects' distance) are one: a frame takes a quarter to a half of the time."""
+    pixel (at the objects' distance) are one: a frame takes a third to a half of the time."""
     starts: Literal["sampled", "init_states"] = "sampled"
     """``sampled``: objects and arm are placed anew for each seed, as LIBERO placed them for its own init states. ``init_states``:
     seed k starts from init state k of the suite's file, modulo their number. ``platform.evaluate`` always takes these, so
