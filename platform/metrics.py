@@ -112,8 +112,14 @@ class Count(float):
     """How often something happened."""
 
 
+class Largest(float):
+    """The largest of several numbers."""
+
+
 def joined(rows: Iterable[dict[str, float]]) -> dict[str, float]:
-    """One row of several loops: means are weighted by what they are of, counts add up, of other numbers the last stays."""
+    """One row of several loops: means are weighted by what they are of, counts add up, the largest of the largest
+    stays, and of other numbers the last.
+    """
     whole: dict[str, float] = {}
     for row in rows:
         for name, value in row.items():
@@ -123,15 +129,20 @@ def joined(rows: Iterable[dict[str, float]]) -> dict[str, float]:
                 whole[name] = Mean((held * held.count + value * value.count) / count, count)
             elif isinstance(held, Count) and isinstance(value, Count):
                 whole[name] = Count(held + value)
+            elif isinstance(held, Largest) and isinstance(value, Largest):
+                whole[name] = max(held, value)
             else:
                 whole[name] = value
     return whole
 
 
 class Averages:
-    """Means of named numbers between two reads. Threads may add while another reads."""
+    """Means of named numbers between two reads, and the largest of those added as `Largest`. Threads may add while another
+    reads.
+    """
 
     def __init__(self) -> None:
+        self._largest: dict[str, Largest] = {}
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -142,6 +153,9 @@ class Averages:
             if math.isfinite(value):
                 key = prefix + name
                 with self._lock:
+                    if isinstance(value, Largest):
+                        self._largest[key] = max(self._largest.get(key, value), value)
+                        continue
                     self._sums[key] = self._sums.get(key, 0.0) + value
                     self._counts[key] = self._counts.get(key, 0) + 1
 
@@ -151,21 +165,23 @@ class Averages:
             for name, total in other._sums.items():
                 self._sums[name] = self._sums.get(name, 0.0) + total
                 self._counts[name] = self._counts.get(name, 0) + other._counts[name]
+            for name, value in other._largest.items():
+                self._largest[name] = max(self._largest.get(name, value), value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sums and counts: the lock stays in its process."""
-        return {"_sums": self._sums, "_counts": self._counts}
+        """All but the lock, which stays in its process."""
+        return {"_sums": self._sums, "_counts": self._counts, "_largest": self._largest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """With a lock of its own."""
         vars(self).update(state, _lock=threading.Lock())
 
     def take(self) -> dict[str, float]:
-        """Means since the last call."""
+        """Means and largest numbers since the last call."""
         with self._lock:
-            sums, counts = self._sums, self._counts
-            self._sums, self._counts = {}, {}
-        return {name: Mean(total / counts[name], counts[name]) for name, total in sums.items()}
+            sums, counts, largest = self._sums, self._counts, self._largest
+            self._sums, self._counts, self._largest = {}, {}, {}
+        return {name: Mean(total / counts[name], counts[name]) for name, total in sums.items()} | largest
 
 
 class Tracker(Protocol):

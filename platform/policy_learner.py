@@ -162,7 +162,6 @@ class PolicyLearner:
                 "policy/advantage_std": batch.advantage_std,
                 "staleness/lag_mean": lag.mean,
                 "staleness/lag_p95": lag.p95,
-                "staleness/lag_max": float(lag.maximum),
                 "staleness/dropped": float(
                     lag.over_bound + sum(lease.traffic.dropped for lease in leases.values())
                 ),

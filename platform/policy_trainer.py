@@ -14,7 +14,7 @@ from .acceleration import OptimizerStep, Precision, accelerator, autocast, summe
 from .context import ANCHOR, POLICY, Context
 from .lean_optimizer import Lean, merge
 from .logprob_gap import logprob_gap
-from .metrics import Averages
+from .metrics import Averages, Largest
 from .pieces import local_part
 from .policy_batch import DecisionBatch, decision_batch, proximal_log_probs
 from .role import State
@@ -117,6 +117,8 @@ class PolicyTrainer:
             )  # fmt: skip
             warming = self.turns < self._algorithm.critic_warm_up
             batch.anchor_logits = None if warming else self._anchor_logits(batch)
+        if len(batch):
+            self.averages.add({"staleness/lag_max": Largest(batch.lag.max())})
         before = self.optimizer_steps
         if not warming and self.recomputes:
             batch.proximal_log_probs = proximal_log_probs(batch, self.policy, self._evened)

@@ -122,13 +122,12 @@ def admission_limit(needed: int, budget: float) -> int:
 
 @dataclass(frozen=True)
 class Lag:
-    """Lags of the decisions of one batch, in versions."""
+    """Lags of the decisions of one batch that train, in versions."""
 
     mean: float
     p95: float
-    maximum: int
     over_bound: int
-    """Decisions beyond the bound; they are masked."""
+    """Decisions beyond the bound, which are masked and in none of the other numbers."""
 
 
 def lag_mask(
@@ -144,11 +143,13 @@ def lag_mask(
 
 
 def lag_statistics(version: NDArray[np.int32], present: NDArray[np.bool_], current: int, bound: int) -> Lag:
-    """Distribution of the lag over the present decisions."""
-    lag = (current - version)[present]
+    """Distribution of the lag over the present decisions that ``bound`` lets train."""
+    trains = lag_mask(version, present, current, bound)
+    lag = (current - version)[trains]
+    over_bound = int(present.sum() - trains.sum())
     if lag.size == 0:
-        return Lag(0.0, 0.0, 0, 0)
-    return Lag(float(lag.mean()), float(np.percentile(lag, 95)), int(lag.max()), int((lag > bound).sum()))
+        return Lag(0.0, 0.0, over_bound)
+    return Lag(float(lag.mean()), float(np.percentile(lag, 95)), over_bound)
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,21 @@ def test_averages_are_means_between_reads_and_skip_what_json_cannot_hold() -> No
     assert averages.take() == {}
 
 
+def test_the_largest_stays_over_reads_processes_and_loops() -> None:
+    from platform.metrics import Averages, Largest, joined
+
+    kept = Averages()
+    kept.add({"lag": Largest(3)})
+    kept.add({"lag": Largest(1)})
+    moved = pickle.loads(pickle.dumps(kept))
+    moved.add({"lag": Largest(5)})
+    kept.merge(moved)
+    row = kept.take()
+    assert row == {"lag": 5.0}
+    assert kept.take() == {}
+    assert joined([row, {"lag": Largest(2)}]) == {"lag": 5.0}
+
+
 def test_rows_are_on_disk_at_once_and_an_unfinished_last_line_is_ignored(tmp_path: Path) -> None:
     from platform.metrics import make_trackers, read_rows
 
