@@ -38,9 +38,10 @@ class ObsModelConfig:
     """Levels of the U-Net, 0 the finest, whose cells attend to one another; with the last one its middle does too."""
     attention_head: PositiveInt = 8
     """Channels of an attention head."""
-    precision: Literal["bfloat16", "float32", "fp8"] = "bfloat16"
-    """Arithmetic of the U-Net (weights stay float32); bfloat16 wants a GPU, or a CPU with AVX512-BF16 or AMX. fp8 wants a
-    GPU of compute capability 8.9 and torchao, and speeds up linear layers only (attention): convolutions stay bfloat16."""
+    precision: Literal["auto", "bfloat16", "float32", "fp8"] = "auto"
+    """Arithmetic of the U-Net (weights stay float32). ``auto``: bfloat16 on a GPU or CPU that computes in it (AVX512-BF16 or
+    AMX), float32 elsewhere, where bfloat16 takes many times as long. fp8 wants a GPU of compute capability 8.9 and
+    torchao, and speeds up linear layers only (attention): convolutions stay bfloat16."""
     checkpointing: bool = False
     """Compute the U-Net's activations again in the backward pass instead of keeping them: less memory, a third more time."""
     compiled: bool = False

@@ -23,7 +23,7 @@ class RewardModelConfig:
     """Pixels folded into channels along each axis before the first stage; all stages keep that resolution."""
     channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [32, 32, 64])
     """Channels of the convolutional stages."""
-    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """Arithmetic of the convolutions, as for M_obs."""
     noise: NaturalFloat = 1.0
     """Deviation of noise added to the frames in training, in grey levels: imagined frames are never as clean."""

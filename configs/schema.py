@@ -13,6 +13,7 @@ from configs.errors import ConfigError
 from configs.evaluation import TrialsConfig
 from configs.fields import Fraction, NaturalFloat, PositiveFloat, PositiveInt, Seed, component
 from configs.mix import ConstantMixConfig, MixConfig
+from configs.obs_model import Optimizer
 from configs.policy import PolicyConfig, SmallVLAConfig
 from configs.system import (
     BuffersConfig,
@@ -178,6 +179,15 @@ class PretrainBudget:
 
 
 @component
+class CloningBudget(PretrainBudget):
+    """How long the policy is cloned, and by which optimizer."""
+
+    optimizer: Optimizer = "adamw"
+    """``soap`` (the extra ``kronecker``) takes a transformer without pretrained weights further in the same time, at two to
+    three times the rate."""
+
+
+@component
 class PretrainConfig:
     """``python -m platform.pretrain {policy,obs_model,reward_model,all}``."""
 
@@ -202,8 +212,8 @@ class PretrainConfig:
     imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
     algorithm: AlgorithmConfig = field(default_factory=GIPOConfig)
     """Only the discount is used, for the critic's first returns."""
-    policy_budget: PretrainBudget = field(
-        default_factory=lambda: PretrainBudget(updates=600, batch=128, learning_rate=1.5e-3)
+    policy_budget: CloningBudget = field(
+        default_factory=lambda: CloningBudget(updates=600, batch=128, learning_rate=1.5e-3)
     )
     obs_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=1300))
     reward_model_budget: PretrainBudget = field(default_factory=lambda: PretrainBudget(updates=500))

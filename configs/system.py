@@ -269,8 +269,9 @@ class RunConfig:
     """Seeds every generator of the run."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where models live."""
-    precision: Literal["no", "bf16"] = "bf16"
-    """Mixed precision of the models (accelerate's names)."""
+    precision: Literal["auto", "no", "bf16"] = "auto"
+    """Mixed precision of the policy in training (accelerate's names). ``auto``: bf16 where the device computes in it, no
+    elsewhere."""
     stop: StopConfig = field(default_factory=StopConfig)
     log_every_s: PositiveFloat = 5.0
     """Seconds between progress lines and metric rows."""

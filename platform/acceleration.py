@@ -7,7 +7,7 @@ rank of that group; every other process is alone, and whatever ranks add up is t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-Precision = Literal["no", "bf16"]
+Precision = Literal["auto", "no", "bf16"]
+MakeOptimizer = Callable[[list["torch.nn.Parameter"], float], "torch.optim.Optimizer"]
+WEIGHT_DECAY = 1e-4
 
 BUCKET = 8_000_000
 """Numbers that ranks add up in one message: large enough to be worth one, small beside the model."""
@@ -50,10 +52,15 @@ def accelerator(device: str) -> Accelerator:
 
 
 def autocast(device: str, precision: Precision) -> AbstractContextManager[object]:
-    """Mixed precision for a forward; "no" is float32."""
+    """Mixed precision for a forward; "no" is float32, "auto" what the device computes in."""
     if precision == "no":
         return nullcontext()
     import torch
+
+    from world_models.acceleration import computes_bfloat16
+
+    if precision == "auto" and not computes_bfloat16(device):
+        return nullcontext()
 
     return torch.autocast(device, dtype=torch.bfloat16)
 
@@ -105,16 +112,17 @@ class OptimizerStep:
         max_grad_norm: float,
         device: str,
         lean: Lean | None = None,
+        make: MakeOptimizer | None = None,
     ) -> None:
-        """``lean`` says where AdamW's moments lie, if not beside their weights."""
-        import torch
-
+        """``lean`` says where AdamW's moments lie, if not beside their weights; ``make`` builds another optimizer than AdamW,
+        where there is one rank.
+        """
         self._parameters = list(parameters)
         self._accelerator = accelerator(device)
         self.optimizer: Any = (
-            LeanAdamW(self._parameters, self._accelerator, lean, lr=learning_rate, weight_decay=1e-4)
+            LeanAdamW(self._parameters, self._accelerator, lean, lr=learning_rate, weight_decay=WEIGHT_DECAY)
             if lean is not None
-            else torch.optim.AdamW(self._parameters, lr=learning_rate, weight_decay=1e-4)
+            else (make or _adamw)(self._parameters, learning_rate)
         )
         self._max_grad_norm = max_grad_norm
         self._learning_rate = learning_rate
@@ -188,12 +196,22 @@ class OptimizerStep:
 
     def state(self) -> dict[str, object]:
         """Moments and counters."""
-        return {"optimizer": self.optimizer.state_dict(), "skipped": self.skipped}
+        whole = self.optimizer.state_dict()
+        return {
+            "optimizer": {name: whole[name] for name in ("state", "param_groups")},
+            "skipped": self.skipped,
+        }
 
     def load(self, state: dict[str, object]) -> None:
         """Continue from ``state``."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.skipped = int(state["skipped"])  # type: ignore[call-overload]
+
+
+def _adamw(parameters: list[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=WEIGHT_DECAY)
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

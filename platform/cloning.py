@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from buffers.records import Record
 from configs.errors import DataError
-from configs.schema import PretrainBudget
+from configs.obs_model import Optimizer
+from configs.schema import CloningBudget
 
-from .acceleration import OptimizerStep, Precision, autocast
+from .acceleration import WEIGHT_DECAY, MakeOptimizer, OptimizerStep, Precision, autocast
 from .context import Context
 from .envs.base import Observation
 from .pretraining import Finished
@@ -35,7 +36,7 @@ class CloningJob:
 
     def __init__(
         self, context: Context, cloned: list[Record], valued: list[Record], held_out: list[Record],
-        budget: PretrainBudget, *, discount: float, precision: Precision, start: Arrays | None = None,
+        budget: CloningBudget, *, discount: float, precision: Precision, start: Arrays | None = None,
     ) -> None:  # fmt: skip
         """``cloned`` are imitated, ``valued`` teach the critic; ``discount`` is per decision. ``start``: weights to go on
         from, with the proprio statistics that they were trained on.
@@ -57,7 +58,13 @@ class CloningJob:
         self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
         parameters = {"actor": self._policy.actor_parameters(), "critic": self._policy.critic_parameters()}
         self._steps = {
-            name: OptimizerStep(each, learning_rate=self._rate, max_grad_norm=1.0, device=context.device)
+            name: OptimizerStep(
+                each,
+                learning_rate=self._rate,
+                max_grad_norm=1.0,
+                device=context.device,
+                make=_maker(budget.optimizer),
+            )
             for name, each in parameters.items()
         }
         self._rng = np.random.default_rng([context.seed, 21])
@@ -132,20 +139,32 @@ class CloningJob:
 
     def state(self) -> dict[str, Any]:
         """Weights, moments, counters."""
+        from world_models.optimizers import pack
+
         return {
             "policy": self.arrays(),
-            "steps": {name: step.state() for name, step in self._steps.items()},
+            "steps": {name: pack(step.state()) for name, step in self._steps.items()},
             "updates": self._updates,
             "rng": self._rng.bit_generator.state,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
+        from world_models.optimizers import unpack
+
         load_arrays(self._policy, state["policy"])
         for name, step in self._steps.items():
-            step.load(state["steps"][name])
+            step.load(unpack(state["steps"][name]))
         self._updates = state["updates"]
         self._rng.bit_generator.state = state["rng"]
+
+
+def _maker(optimizer: Optimizer) -> MakeOptimizer:
+    from world_models.optimizers import OPTIMIZERS
+
+    return lambda parameters, rate: OPTIMIZERS[optimizer](
+        [{"params": parameters, "weight_decay": WEIGHT_DECAY}], rate
+    )
 
 
 class _Decisions:

@@ -181,7 +181,8 @@ class Averages:
         with self._lock:
             sums, counts, largest = self._sums, self._counts, self._largest
             self._sums, self._counts, self._largest = {}, {}, {}
-        return {name: Mean(total / counts[name], counts[name]) for name, total in sums.items()} | largest
+        means = {name: Mean(total / counts[name], counts[name]) for name, total in sums.items()}
+        return {**means, **largest}
 
 
 class Tracker(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 from buffers.backends import BufferName, check_buffers, row_cost, stored_spec
 from buffers.dataset import Dataset, peek_dataset
 from configs.errors import CheckpointError, ConfigError, DataError
-from configs.obs_model import ObsModelConfig
+from configs.obs_model import ObsModelConfig, Optimizer
 from configs.schema import TrainConfig
 from configs.system import BufferConfig, RayHostConfig, SerialHostConfig
 from policies.tokens import ActionTokenizer
@@ -74,15 +74,15 @@ def _check_host(host: RayHostConfig) -> None:
     require_cluster(host.address)
 
 
-def check_machine(config: ObsModelConfig) -> None:
-    """Raise a one-line error where this machine lacks what the observation model asks for."""
+def check_machine(config: ObsModelConfig, *optimizers: Optimizer) -> None:
+    """Raise a one-line error where this machine lacks what the observation model or one of ``optimizers`` asks for."""
     if config.precision == "fp8" or config.compiled:
         from world_models.acceleration import require_compiler, require_fp8
 
         wanted = {require_fp8: config.precision == "fp8", require_compiler: config.compiled}
         for require in (require for require, asked in wanted.items() if asked):
             require()
-    if config.optimizer != "adamw":
+    if "soap" in (config.optimizer, *optimizers):
         from world_models.optimizers import require_soap
 
         require_soap()

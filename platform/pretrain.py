@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
     config = _read_config(argv)
     resumed = config.run.resume is not None
     require_device(config.run.device)
-    check_machine(config.world_model.obs_model)
+    check_machine(config.world_model.obs_model, config.policy_budget.optimizer)
     context = make_context(config, seed=config.run.seed, device=config.run.device)
     dataset = read_any(config.data, context, gamma=config.algorithm.gamma)
     check_dataset(dataset, context, config.data)

@@ -25,8 +25,10 @@ PACKAGES = ("torch", "numpy", "ray", "diffusers", "accelerate", "gymnasium")
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, memory, GPU: what a figure must be read with."""
+    """Processor, cores, memory, GPU, whether they compute in bfloat16: what a figure must be read with."""
     import torch
+
+    from world_models.acceleration import computes_bfloat16
 
     model = "unknown"
     info = Path("/proc/cpuinfo")
@@ -39,7 +41,13 @@ def hardware() -> dict[str, Any]:
         model = names[0] if names else model
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": round(memory, 1), "gpu": gpu}
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "gpu": gpu,
+        "bfloat16": computes_bfloat16("cpu" if gpu is None else "cuda"),
+    }
 
 
 def versions() -> dict[str, str]:

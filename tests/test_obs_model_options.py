@@ -13,6 +13,7 @@ from configs.errors import ConfigError, ResourceError
 from configs.obs_model import ObsModelConfig
 from tests.model_parts import SPEC, encode, make_windows, obs_config
 from world_models import acceleration
+from world_models.acceleration import uses_bfloat16
 from world_models.obs_model import ObservationModel
 from world_models.training import ObsModelTrainer
 
@@ -123,7 +124,24 @@ def test_fp8_converts_the_inner_linear_layers(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=stand_in))  # type: ignore[arg-type]
     model = make_model(precision="fp8", channels=[16, 16], attention=[1])
     assert handed == [(model.denoiser.unet, {"pad_inner_dim": True})]
-    assert model.denoiser.use_bfloat16
+    assert uses_bfloat16(model.denoiser.precision, "cuda")
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_model_computes_in_bfloat16_where_the_machine_does(
+    monkeypatch: pytest.MonkeyPatch, *, has: bool
+) -> None:
+    """And in bfloat16 anywhere where that was asked for."""
+    monkeypatch.setattr("world_models.acceleration.computes_bfloat16", lambda device: has)
+    assert ObsModelConfig().precision == "auto"
+    seen: dict[str, torch.dtype] = {}
+    for precision in ("auto", "bfloat16", "float32"):
+        model = make_model(precision=precision)
+        layer = next(each for each in model.denoiser.unet.modules() if isinstance(each, torch.nn.Conv2d))
+        layer.register_forward_hook(lambda _, __, out, name=precision: seen.update({name: out.dtype}))
+        trained(model, updates=1)
+    half = torch.bfloat16
+    assert seen == {"auto": half if has else torch.float32, "bfloat16": half, "float32": torch.float32}
 
 
 def test_compilation_asks_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

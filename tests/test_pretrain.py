@@ -135,6 +135,24 @@ def test_a_fit_that_was_cut_ends_with_the_same_weights(
     assert not list(out.glob(".*"))
 
 
+def test_a_cut_cloning_by_soap_ends_with_the_same_weights(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state has matrices and lists of them."""
+    folders = [tmp_path / name for name in ("whole", "cut", "adamw")]
+    whole, cut, adamw = folders
+    soap = [f"data={demos}", *PRETRAIN, "policy_budget.optimizer=soap"]
+    assert pretrain("policy", *soap, f"out={whole}") == 0
+    with monkeypatch.context() as interrupted:
+        interrupt_at(interrupted, 6)
+        assert pretrain("policy", *soap, f"out={cut}") == 130
+    assert pretrain("policy", f"run.resume={cut}") == 0
+    assert_same(cut / "policy", whole / "policy")
+    assert pretrain("policy", f"data={demos}", *PRETRAIN, f"out={adamw}") == 0
+    ends = [json.loads((each / "policy" / "card.json").read_text())["best_val_loss"] for each in folders]
+    assert ends[0] == ends[1] != ends[2]
+
+
 def test_a_fit_that_had_ended_is_not_repeated(
     whole: Path, demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

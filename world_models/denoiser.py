@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from configs.obs_model import ObsModelConfig
-from world_models.acceleration import require_compiler, to_fp8
+from world_models.acceleration import require_compiler, to_fp8, uses_bfloat16
 from world_models.base import ModelSpec, coordinate_maps
 
 NOISE_FEATURES = 16
@@ -154,7 +154,7 @@ class Denoiser(nn.Module):
         self.sigma_data = config.sigma_data
         outputs = self.channels * (2 if self.gated else 1)
         self.unet = make_unet(config, in_channels=inputs, out_channels=outputs)
-        self.use_bfloat16 = config.precision != "float32"
+        self.precision = config.precision
         self.compiled = config.compiled
 
     def forward(
@@ -172,7 +172,9 @@ class Denoiser(nn.Module):
         if self.compiled and self.unet._compiled_call_impl is None:
             # Here and not where it is made: a copy of the module, such as the averaged one, starts uncompiled.
             self.unet.compile(dynamic=True)
-        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.use_bfloat16):
+        device = inputs.device.type
+        half = uses_bfloat16(self.precision, device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=half):
             output = self.unet(inputs, 0, class_labels=embedding, return_dict=False)[0]
         output = output.float()
         if not self.gated:

@@ -41,7 +41,7 @@ def require_soap() -> None:
     if find_spec("pytorch_optimizer") is None:
         raise ConfigError(
             "the package pytorch-optimizer is not installed",
-            where="world_model.obs_model.optimizer",
+            where="optimizer=soap",
             remedy="pip install 'reverie-rl[kronecker]', or use adamw",
         )
 

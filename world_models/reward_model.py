@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from configs.reward_model import RewardModelConfig
+from world_models.acceleration import uses_bfloat16
 from world_models.base import Backbone, Frames, ModelSpec, coordinate_maps, fold_frames
 from world_models.denoiser import mean_of_words
 
@@ -42,7 +44,6 @@ class SuccessModel(nn.Module):
         self.spec = spec
         self.config = config
         self._cameras = tuple(spec.cameras)
-        self._use_bfloat16 = config.precision == "bfloat16"
         if config.calibrated:
             self.register_buffer("scale", torch.ones(()))
             self.register_buffer("offset", torch.zeros(()))
@@ -79,9 +80,14 @@ class SuccessModel(nn.Module):
         """Logit of success, float32."""
         raise NotImplementedError
 
+    def _autocast(self, device: str) -> AbstractContextManager[object]:
+        return torch.autocast(
+            device, dtype=torch.bfloat16, enabled=uses_bfloat16(self.config.precision, device)
+        )
+
     def forward(self, pixels: Tensor, instruction: Int[Tensor, "B W"]) -> Float[Tensor, " B"]:
         """Logit of success, as trained: without calibration."""
-        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16):
+        with self._autocast(pixels.device.type):
             features = self.features(pixels, instruction)
         return self.classify(features.float())
 
@@ -94,7 +100,7 @@ class SuccessModel(nn.Module):
     def feature_maps(self, frames: Frames, instruction: Int[Tensor, "B W"]) -> list[Tensor]:
         """What the layers make of frames {camera: uint8 ``[B, H, W, 3]``}: ``[B, C, h, w]``, shallow to deep."""
         pixels = self.pixels(frames)
-        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16):
+        with self._autocast(pixels.device.type):
             return self.maps(pixels, instruction)
 
     @torch.no_grad()
