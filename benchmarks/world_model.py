@@ -35,7 +35,7 @@ SPEC = ModelSpec(
     instruction_length=6,
 )  # fmt: skip
 """As the tabletop's reach."""
-CONFIG = ObsModelConfig(rollout_start=10**9)
+CONFIG = ObsModelConfig(precision="bfloat16", rollout_start=10**9)
 """The default model, trained on single transitions: the plain loop has no chains."""
 STEPS = 3
 BATCHES = (16, 48, 128, 256)

@@ -371,13 +371,16 @@ class Runner:
 
     def _lag(self) -> dict[str, float]:
         """From the rows of the metrics, so that a resumed run counts its whole life."""
-        rows = [row for row in read_rows(self._folder / "metrics.jsonl") if "staleness/lag_mean" in row]
-        if not rows:
-            return {"mean": 0.0, "p95": 0.0, "max": 0.0}
+        rows = list(read_rows(self._folder / "metrics.jsonl"))
+
+        def of(name: str) -> list[float]:
+            # A row may be written between the two moments of a turn that these are measured at.
+            return [row[f"staleness/{name}"] for row in rows if f"staleness/{name}" in row] or [0.0]
+
         return {
-            "mean": float(np.mean([row["staleness/lag_mean"] for row in rows])),
-            "p95": float(np.percentile([row["staleness/lag_p95"] for row in rows], 95)),
-            "max": float(max(row["staleness/lag_max"] for row in rows)),
+            "mean": float(np.mean(of("lag_mean"))),
+            "p95": float(np.percentile(of("lag_p95"), 95)),
+            "max": float(max(of("lag_max"))),
         }
 
 
