@@ -185,6 +185,10 @@ class CloningBudget(PretrainBudget):
     optimizer: Optimizer = "adamw"
     """``soap`` (the extra ``kronecker``) takes a transformer without pretrained weights further in the same time, at two to
     three times the rate."""
+    select_by: Literal["bin_error", "cloning_loss"] = "bin_error"
+    """Which weights count as the best on held-out episodes, and when to stop: those whose likeliest token is nearest to the
+    demonstrator's, or (``cloning_loss``) those whose probabilities fit it. A policy that shall learn from what it samples needs the
+    latter where it goes on from calmer demonstrators: how they vary is then all that is new."""
 
 
 @component

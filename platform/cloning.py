@@ -55,6 +55,7 @@ class CloningJob:
             self._policy.set_proprio_statistics(*self._proprio_statistics())
         else:
             load_arrays(self._policy, start)
+        self._select_by = budget.select_by
         self._rate, self._total = budget.learning_rate or 1e-3, budget.updates
         parameters = {"actor": self._policy.actor_parameters(), "critic": self._policy.critic_parameters()}
         self._steps = {
@@ -119,15 +120,16 @@ class CloningJob:
         return torch.nn.functional.mse_loss(values.float(), returns)
 
     def held_out_loss(self) -> float:
-        """Mean distance, in bins, of the likeliest token from the demonstrator's on held-out successful episodes.
+        """``policy_budget.select_by`` on held-out successful episodes.
 
-        Not the cross-entropy: that rises as the policy grows sure of itself, while its actions still get better.
+        By default the mean distance, in bins, of the likeliest token from the demonstrator's. The cross-entropy rises as
+        the policy grows sure of itself, while its actions still get better.
         """
         import torch
 
         rows = np.arange(min(len(self._held_out), HELD_OUT_DECISIONS))
         with torch.no_grad():
-            return self._loss(self._held_out, rows)[1]["bin_error"]
+            return self._loss(self._held_out, rows)[1][self._select_by]
 
     def arrays(self) -> Arrays:
         """Actor and critic."""

@@ -109,6 +109,8 @@ def fit(job: Job, budget: PretrainBudget, scratch: Path) -> Fitted:
         "%s: %d updates in %.0f s, held-out loss %.4f -> %.4f (%s)",
         job.name, fitted.updates, fitted.wall_s, fitted.first_loss, fitted.best_loss, why,
     )  # fmt: skip
+    if fitted.updates and fitted.best_loss == fitted.first_loss:
+        log.warning("%s: no update lowered the held-out loss; the weights it began with are kept", job.name)
     return fitted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,31 @@ def test_a_cut_cloning_by_soap_ends_with_the_same_weights(
     assert pretrain("policy", f"data={demos}", *PRETRAIN, f"out={adamw}") == 0
     ends = [json.loads((each / "policy" / "card.json").read_text())["best_val_loss"] for each in folders]
     assert ends[0] == ends[1] != ends[2]
+
+
+def test_the_probabilities_select_where_they_are_asked_to(demos: Path, tmp_path: Path) -> None:
+    """A fresh policy gives every token the same probability: its cross-entropy is the logarithm of their number."""
+    by_probability = [
+        f"data={demos}",
+        f"out={tmp_path}/models",
+        *PRETRAIN,
+        "policy_budget.select_by=cloning_loss",
+    ]
+    assert pretrain("policy", *by_probability, "policy_budget.learning_rate=0.01") == 0
+    card = json.loads((tmp_path / "models" / "policy" / "card.json").read_text())
+    bins = json.loads((tmp_path / "models" / "policy" / "config.json").read_text())["config"]["bins"]
+    assert card["first_val_loss"] == pytest.approx(math.log(bins), abs=1e-5)
+    assert card["best_val_loss"] < card["first_val_loss"]
+
+
+def test_a_fit_that_bettered_nothing_says_so(
+    whole: Path, demos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The weights that it was given are what it writes."""
+    argv = [f"data={demos}", f"out={tmp_path}/models", *PRETRAIN, f"policy.path={whole}/policy"]
+    assert pretrain("policy", *argv, "policy_budget.learning_rate=1e-12") == 0
+    assert "the weights it began with are kept" in caplog.text
+    assert_same(tmp_path / "models" / "policy", whole / "policy")
 
 
 def test_a_fit_that_had_ended_is_not_repeated(
