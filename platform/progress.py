@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from datetime import timedelta
 from typing import Any
 
 from configs.schema import TrainConfig
@@ -45,13 +45,17 @@ def metric_row(
 
 
 class ProgressLine:
-    """Rates since the last line, and the time that is left at the rate so far."""
+    """Rates since the last line, and the time that is left until the first limit, at the rates so far.
 
-    def __init__(self, config: TrainConfig, started: float) -> None:
+    ``spent_s``: wall time before ``started``, of a run that goes on.
+    """
+
+    def __init__(self, config: TrainConfig, started: float, spent_s: float = 0.0) -> None:
         self._config = config
         self._started = started
+        self._spent_s = spent_s
         self._last: tuple[float, int, int] | None = None
-        self._first_turns: int | None = None
+        self._first: tuple[int, int] | None = None
 
     def wall_s(self, now: float) -> float:
         """Seconds since the loop started."""
@@ -61,8 +65,8 @@ class ProgressLine:
         """The line for ``row`` and ``board`` as of ``now``."""
         turns, real = int(board.get("policy/turns", 0)), int(row["real_steps"])
         imagined = int(board.get("imagined_steps", 0))
-        if self._first_turns is None:
-            self._first_turns = turns
+        if self._first is None:
+            self._first = turns, real
         # A resumed run begins with counts that took it no time.
         then, real_then, imagined_then = self._last or (now, real, imagined)
         self._last = (now, real, imagined)
@@ -81,15 +85,28 @@ class ProgressLine:
         greedy = board.get("evaluation/greedy")
         if greedy is not None:
             parts.append(f"evaluated {greedy['rate']:.2f}")
-        parts.append(self._left(turns, now))
+        parts.append(self._left(turns, real, now))
         return ", ".join(parts)
 
-    def _left(self, turns: int, now: float) -> str:
-        done = turns - (self._first_turns or 0)
-        if done <= 0:
+    def _left(self, turns: int, real: int, now: float) -> str:
+        stop, elapsed = self._config.run.stop, self.wall_s(now)
+        first_turns, first_real = self._first or (0, 0)
+        limits = [
+            _until(stop.updates, first_turns, turns, elapsed),
+            _until(stop.real_steps, first_real, real, elapsed),
+            None if stop.wall_s is None else stop.wall_s - self._spent_s - elapsed,
+        ]
+        known = [left for left in limits if left is not None]
+        if not known:
             return "remaining time unknown"
-        left = (self._config.run.stop.updates - turns) * (now - self._started) / done
-        return f"{time.strftime('%M:%S', time.gmtime(max(0.0, left)))} left"
+        return f"{timedelta(seconds=round(max(0.0, min(known))))} left"
+
+
+def _until(limit: int | None, first: int, count: int, seconds: float) -> float | None:
+    """Seconds until ``count`` is ``limit`` where ``seconds`` took it there from ``first``; none where that says nothing."""
+    if limit is None or count <= first:
+        return None
+    return (limit - count) * seconds / (count - first)
 
 
 def _rate(count: int, seconds: float) -> str:

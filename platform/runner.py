@@ -243,7 +243,7 @@ class Runner:
 
     def _loop(self, host: Host, services: Services, trackers: list[Any]) -> None:
         config, started = self._config.run, time.monotonic()
-        line = ProgressLine(self._config, started)
+        line = ProgressLine(self._config, started, self._progress.wall_s)
         logged = time.monotonic()
         while not self._interrupted:
             host.pump()

@@ -198,6 +198,29 @@ def test_averages_cross_processes() -> None:
     assert kept.take() == {"loss": pytest.approx(4 / 3)}
 
 
+def test_the_first_limit_says_how_long_it_takes() -> None:
+    """20 of 200 turns in 600 s leave 160 of 30 s; 4,000 of 10,000 steps 900 s; 1,500 s of wall time, 700 of them before
+    the run went on, 200 s.
+    """
+    board = {"policy/turns": 40}
+    cases = {
+        (): "1:20:00 left",
+        ("run.stop.real_steps=10000",): "0:15:00 left",
+        ("run.stop.real_steps=10000", "run.stop.wall_s=1500"): "0:03:20 left",
+        ("run.stop.wall_s=1200",): "0:00:00 left",
+    }
+    for limits, left in cases.items():
+        line = ProgressLine(load_config(TrainConfig, ["real+imagined", *limits]), 10.0, spent_s=700.0)
+        line.text({"real_steps": 0}, {"policy/turns": 20}, 10.0)
+        assert line.text({"real_steps": 4000}, board, 610.0).endswith(left)
+
+
+def test_wall_time_is_known_before_the_first_turn() -> None:
+    """A limit in seconds needs no rate."""
+    line = ProgressLine(load_config(TrainConfig, ["real+imagined", "run.stop.wall_s=90"]), 10.0)
+    assert line.text({"real_steps": 0}, {}, 40.0).endswith("0:01:00 left")
+
+
 def test_a_line_has_rates_only_where_time_has_passed() -> None:
     """A resumed run begins with counts of before; the last two lines may fall on one moment."""
     line = ProgressLine(load_config(TrainConfig, ["real+imagined"]), 10.0)
