@@ -7,7 +7,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from ..acceleration import denormals_flushed
 from ..metrics import BusyClock
@@ -62,6 +63,22 @@ class RankActor(ServiceActor):
     def error(self) -> tuple[str, str] | None:
         """The first exception with its traceback."""
         return self._error
+
+
+@dataclass(frozen=True)
+class StoredBuild:
+    """How a role is built, in Ray's object store: what builds it may hold weights, and a restarted actor builds again.
+
+    Large arguments of an actor are in the store too, but nobody holds them: Ray says at every start that a restart may fail.
+    """
+
+    reference: Any
+
+    def __call__(self) -> Role:
+        """Fetch and build."""
+        import ray
+
+        return cast(Role, ray.get(self.reference)())
 
 
 class RoleActor:

@@ -44,6 +44,8 @@ class RayHost:
         self._services: dict[str, Any] = {}
         self._ranks: dict[str, Any] = {}
         self._roles: dict[str, Any] = {}
+        self._builds: dict[str, Any] = {}
+        """Of roles, held for restarts."""
         self._serving: set[str] = set()
         self._answer_s = ANSWER_S
         """Of the slowest service."""
@@ -107,7 +109,7 @@ class RayHost:
         """An actor with a loop of its own."""
         import ray
 
-        from .actors import RoleActor
+        from .actors import RoleActor, StoredBuild
 
         groups = {INFER: REQUESTS_AT_ONCE} if serves else {}
         # Ray's types know nothing of what only actors take.
@@ -119,7 +121,8 @@ class RayHost:
             max_concurrency=CALLS_AT_ONCE,
             concurrency_groups=groups,
         )
-        actor = kind(RoleActor).remote(name, build, self._seat(name))
+        self._builds[name] = StoredBuild(ray.put(build))
+        actor = kind(RoleActor).remote(name, self._builds[name], self._seat(name))
         self._roles[name] = actor
         if recover is not None:
             self._spares.add(name, actor, recover)
