@@ -67,18 +67,28 @@ class RankActor(ServiceActor):
 
 @dataclass(frozen=True)
 class StoredBuild:
-    """How a role is built, in Ray's object store: what builds it may hold weights, and a restarted actor builds again.
+    """How a role is built, in Ray's object store: it may hold weights, and a restarted actor builds again.
 
-    Large arguments of an actor are in the store too, but nobody holds them: Ray says at every start that a restart may fail.
+    A large argument of an actor is in the store too, but Ray lets go of it once the first process has it, and the second finds
+    nothing. An object whose reference was pickled by hand stays until Ray ends.
     """
 
-    reference: Any
+    reference: bytes
+
+    @classmethod
+    def of(cls, build: Callable[[], Role]) -> StoredBuild:
+        """Put ``build`` into the store."""
+        import ray
+
+        # Ray's types say nothing of its pickling.
+        pickling: Any = ray.cloudpickle
+        return cls(pickling.dumps(ray.put(build)))
 
     def __call__(self) -> Role:
         """Fetch and build."""
         import ray
 
-        return cast(Role, ray.get(self.reference)())
+        return cast(Role, ray.get(ray.cloudpickle.loads(self.reference))())
 
 
 class RoleActor:

@@ -44,8 +44,6 @@ class RayHost:
         self._services: dict[str, Any] = {}
         self._ranks: dict[str, Any] = {}
         self._roles: dict[str, Any] = {}
-        self._builds: dict[str, Any] = {}
-        """Of roles, held for restarts."""
         self._serving: set[str] = set()
         self._answer_s = ANSWER_S
         """Of the slowest service."""
@@ -121,8 +119,7 @@ class RayHost:
             max_concurrency=CALLS_AT_ONCE,
             concurrency_groups=groups,
         )
-        self._builds[name] = StoredBuild(ray.put(build))
-        actor = kind(RoleActor).remote(name, self._builds[name], self._seat(name))
+        actor = kind(RoleActor).remote(name, StoredBuild.of(build), self._seat(name))
         self._roles[name] = actor
         if recover is not None:
             self._spares.add(name, actor, recover)
