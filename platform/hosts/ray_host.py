@@ -119,7 +119,9 @@ class RayHost:
             max_concurrency=CALLS_AT_ONCE,
             concurrency_groups=groups,
         )
-        actor = kind(RoleActor).remote(name, StoredBuild.of(build), self._seat(name))
+        # Kept in the store for those alone that may need it again.
+        kept = build if recover is None else StoredBuild.of(build)
+        actor = kind(RoleActor).remote(name, kept, self._seat(name))
         self._roles[name] = actor
         if recover is not None:
             self._spares.add(name, actor, recover)
